@@ -1,0 +1,47 @@
+# Every target sets up what it needs and is quick the second time.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Real models and images, where they are at hand; tests marked `real` say why they skip where they are not.
+export TENSIGMA_DATA ?= $(realpath ../shared/data)
+# Worker processes share the cores, so each keeps to one thread.
+PYTEST_WORKERS ?= 2
+
+.PHONY: help demo test lint bench docs clean
+help: ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
+
+# One stamp per set of extras: reinstalled only when the project's own dependency lists change.
+$(VENV)/.pip:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.pip pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.pip pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo ## compress a small CNN end to end on an embedded data set
+	$(BIN)/python -m tensigma.experiments.demo
+
+test: $(VENV)/.dev ## run all tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev ## style, types, and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev ## speed and memory beside peers, as ratios within one run
+	$(BIN)/python benchmarks/solvers.py
+
+docs: $(VENV)/.dev ## build the documentation, strictly
+	$(BIN)/mkdocs build --strict
+
+clean: ## remove the virtual environment and everything generated
+	rm -rf $(VENV) site demo-output .pytest_cache .mypy_cache .ruff_cache
