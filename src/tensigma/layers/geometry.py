@@ -71,6 +71,31 @@ class Geometry:
         accepted = ", ".join(target.__name__ for target in TARGETS)
         raise UnsupportedLayer(f"{type(module).__name__} is not a layer Tensigma can read; it reads exactly {accepted}")
 
+    def to_module(self) -> nn.Module:
+        """A plain layer of this geometry whose parameters are on the ``meta`` device, to be assigned.
+
+        Nothing is initialised, so the global random state stays as it was.
+
+        >>> Geometry.of(nn.Conv1d(4, 6, 3, padding="same")).to_module()
+        Conv1d(4, 6, kernel_size=(3,), stride=(1,), padding=same)
+        """
+        if self.kind == "linear":
+            return nn.Linear(self.in_channels, self.out_channels, bias=self.bias, device="meta")
+        options: dict[str, object] = {
+            "stride": self.stride,
+            "padding": self.padding,
+            "dilation": self.dilation,
+            "groups": self.groups,
+            "bias": self.bias,
+            "padding_mode": self.padding_mode,
+            "device": "meta",
+        }
+        family: Sequence[type[nn.Module]] = CONVOLUTIONS
+        if self.kind == "conv_transpose":
+            family = TRANSPOSED
+            options["output_padding"] = self.output_padding
+        return family[self.n_spatial - 1](self.in_channels, self.out_channels, self.kernel_size, **options)
+
     @property
     def n_spatial(self) -> int:
         """Number of spatial axes: 0 for Linear, 2 for Conv2d."""
@@ -78,12 +103,28 @@ class Geometry:
 
     @property
     def n_taps(self) -> int:
+        """Number of kernel positions: 9 for 3×3, 1 for Linear."""
         return math.prod(self.kernel_size)
+
+    @property
+    def kernel_shape(self) -> tuple[int, ...]:
+        """Shape of the kernel of one group in the solvers' orientation, (t/groups, s/groups, *taps)."""
+        return (self.out_channels // self.groups, self.in_channels // self.groups, *self.kernel_size)
 
     @property
     def patch_size(self) -> int:
         """``d``: what one group of the layer sees at once, in-channels × taps."""
         return self.in_channels // self.groups * self.n_taps
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether the layer mixes channels only: Linear, or a kernel of one tap."""
+        return self.n_taps == 1
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether every group has a single input channel, so that there are no channels to mix."""
+        return self.groups > 1 and self.groups == self.in_channels
 
     @property
     def pads(self) -> tuple[tuple[int, int], ...]:
@@ -94,18 +135,22 @@ class Geometry:
             totals = [dilation * (k - 1) for dilation, k in zip(self.dilation, self.kernel_size, strict=True)]
             # PyTorch puts the odd one at the end.
             return tuple((total // 2, total - total // 2) for total in totals)
-        return tuple((int(p), int(p)) for p in self.padding)
+        return tuple((p, p) for p in self.padding)
+
+    @property
+    def n_weights(self) -> int:
+        """Parameters without the bias."""
+        return self.out_channels * self.patch_size
 
     @property
     def n_params(self) -> int:
-        return (
-            self.out_channels * self.patch_size + self.bias * self.out_channels
-            if self.kind != "conv_transpose"
-            else self.in_channels * self.out_channels // self.groups * self.n_taps + self.bias * self.out_channels
-        )
+        """Parameters, the bias included."""
+        return self.n_weights + self.bias * self.out_channels
 
     def output_size(self, input_size: Sequence[int]) -> tuple[int, ...]:
-        """Spatial size of the output for an input of spatial size ``input_size`` (empty for Linear)."""
+        """Spatial size of the output for an input of spatial size ``input_size`` (for Linear, its leading shape)."""
+        if self.kind == "linear":
+            return tuple(input_size)
         spans = [dilation * (k - 1) for dilation, k in zip(self.dilation, self.kernel_size, strict=True)]
         pads = [before + after for before, after in self.pads]
         axes = zip(input_size, spans, pads, self.stride, strict=True)
@@ -119,7 +164,15 @@ class Geometry:
     def macs(self, spatial: Sequence[int]) -> int:
         """Multiply-adds for one sample, where ``spatial`` is the output size (the input size if transposed).
 
-        For Linear, ``spatial`` is the leading shape the layer is applied over, often empty.
+        For Linear, ``spatial`` is the leading shape the layer is applied over, often empty. Products with padded
+        zeros count, as is usual.
         """
-        weights = self.n_params - self.bias * self.out_channels
-        return weights * math.prod(spatial)
+        return self.n_weights * math.prod(spatial)
+
+    def macs_from(self, input_size: Sequence[int]) -> int:
+        """Multiply-adds for one sample of spatial size ``input_size``.
+
+        >>> Geometry.of(nn.Conv2d(3, 8, 3, stride=2)).macs_from((9, 9)) == 3 * 8 * 9 * 4 * 4
+        True
+        """
+        return self.macs(input_size if self.kind == "conv_transpose" else self.output_size(input_size))

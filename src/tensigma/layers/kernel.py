@@ -1,0 +1,79 @@
+"""Kernels in the orientation the solvers take, and the layers whose kernel is not free to be replaced."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from tensigma.errors import InputError, UnsupportedLayer
+from tensigma.layers.formats import Format
+from tensigma.layers.geometry import TARGETS, Geometry
+
+
+def kernel_of(module: nn.Module) -> Tensor:
+    """The kernel of a layer as (t, s, *taps), or (groups, t/groups, s/groups, *taps) where the layer is grouped.
+
+    The same leading axis as the gram of the layer has. It is a detached view where the memory layout allows one.
+
+    >>> kernel_of(nn.ConvTranspose2d(4, 6, 3)).shape, kernel_of(nn.Conv2d(4, 6, 3, groups=2)).shape
+    (torch.Size([6, 4, 3, 3]), torch.Size([2, 3, 2, 3, 3]))
+    """
+    geometry = Geometry.of(module)
+    kernels = to_kernels(module.weight.detach(), geometry)  # type: ignore[operator]
+    return kernels if geometry.groups > 1 else kernels[0]
+
+
+def kernels_of(module: nn.Module) -> tuple[Tensor, ...]:
+    """The kernels of the groups of a layer, each (t/groups, s/groups, *taps); one kernel where it is not grouped.
+
+    >>> [tuple(kernel.shape) for kernel in kernels_of(nn.Conv1d(4, 6, 3, groups=2))]
+    [(3, 2, 3), (3, 2, 3)]
+    """
+    return tuple(to_kernels(module.weight.detach(), Geometry.of(module)))  # type: ignore[operator]
+
+
+def to_kernels(weight: Tensor, geometry: Geometry) -> Tensor:
+    """A layer's weight as one kernel per group, (groups, t/groups, s/groups, *taps)."""
+    grouped = weight.unflatten(0, (geometry.groups, -1))
+    # PyTorch stores transposed weights input channels first.
+    return grouped.transpose(1, 2) if geometry.kind == "conv_transpose" else grouped
+
+
+def to_weight(kernels: Tensor, geometry: Geometry) -> Tensor:
+    """The inverse of :func:`to_kernels`: one kernel per group as a layer stores them."""
+    expected = (geometry.groups, *geometry.kernel_shape)
+    if tuple(kernels.shape) != expected:
+        raise InputError(f"kernels of shape {tuple(kernels.shape)} came; this layer takes {expected}")
+    return (kernels.transpose(1, 2) if geometry.kind == "conv_transpose" else kernels).flatten(0, 1)
+
+
+def why_not(module: nn.Module, format: Format | type[Format] | None = None) -> str | None:
+    """Why a layer cannot be compressed (into ``format``, where one is given), or None where it can.
+
+    Reasons that need the whole model, such as tied weights, come from :func:`tensigma.layers.find_layers`.
+
+    >>> from tensigma.layers.formats import CPFormat
+    >>> why_not(nn.Conv2d(8, 8, 3, groups=2), CPFormat)
+    "CP cannot carry groups=2; use method='tucker2' for it"
+    >>> why_not(nn.Conv2d(8, 8, 3), CPFormat)
+    """
+    if parametrize.is_parametrized(module):
+        names = ", ".join(module.parametrizations)  # type: ignore[arg-type]
+        return f"{names} is computed by torch.nn.utils.parametrize; call remove_parametrizations on the layer first"
+    try:
+        geometry = Geometry.of(module)
+    except UnsupportedLayer as error:
+        base = next((target.__name__ for target in TARGETS if isinstance(module, target)), None)
+        if base is None:
+            return str(error)
+        return f"{type(module).__name__} is a subclass of nn.{base} and may compute something else; it is left alone"
+    # The older weight_norm, spectral_norm and pruning recompute the weight before every call.
+    if module._parameters.get("weight") is None:
+        return "weight is recomputed by a hook (weight_norm, spectral_norm or pruning); remove that first"
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    if not weight.is_floating_point():
+        return f"weight has dtype {weight.dtype}; only real floating-point weights can be decomposed"
+    if min(weight.shape) == 0:
+        return f"weight of shape {tuple(weight.shape)} is empty"
+    return None if format is None else format.why_not(geometry)

@@ -1,0 +1,127 @@
+"""Layers of a model by name: which there are, which must be left alone and why, and putting others in their place."""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from tensigma.errors import InputError, UnsupportedLayer
+from tensigma.layers.formats import Format
+from tensigma.layers.geometry import TARGETS, Geometry
+from tensigma.layers.kernel import why_not
+
+#: Modules whose forward reads the weights of their children instead of calling them.
+_READS_WEIGHTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear or convolutional layer found in a model."""
+
+    name: str
+    module: nn.Module = field(repr=False)
+    #: None for subclasses, whose meaning is unknown.
+    geometry: Geometry | None = field(repr=False)
+    #: Why the layer must stay as it is, or None where it may be compressed.
+    reason: str | None = None
+
+    def why_not(self, format: Format | type[Format]) -> str | None:
+        """Why the layer cannot take ``format``, or None where it can."""
+        return self.reason or why_not(self.module, format)
+
+
+def find_layers(model: nn.Module) -> list[Layer]:
+    """All linear and convolutional layers of ``model`` in order of definition, each under its first name.
+
+    >>> shared = nn.Linear(4, 4)
+    >>> for layer in find_layers(nn.Sequential(nn.Conv1d(4, 4, 3), nn.ReLU(), shared, shared)):
+    ...     print(layer)
+    Layer(name='0', reason=None)
+    Layer(name='2', reason='the same module is also reachable as 3')
+    """
+    names: dict[nn.Module, list[str]] = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False):
+        names[module].append(name)
+    owners: dict[torch.Tensor, list[str]] = defaultdict(list)
+    for module, (name, *_) in names.items():
+        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            owners[parameter].append(f"{name}.{key}" if name else key)
+    layers = []
+    for module, module_names in names.items():
+        if isinstance(module, TARGETS):
+            reason = _reason(model, module, module_names, owners)
+            layers.append(Layer(module_names[0], module, _geometry(module), reason))
+    return layers
+
+
+def _geometry(module: nn.Module) -> Geometry | None:
+    try:
+        return Geometry.of(module)
+    except UnsupportedLayer:
+        return None
+
+
+def _reason(
+    model: nn.Module, module: nn.Module, names: list[str], owners: Mapping[torch.Tensor, list[str]]
+) -> str | None:
+    name, *others = names
+    if module is model:
+        return "the model itself is this layer and has no name to replace it by; wrap it in nn.Sequential"
+    if others:
+        return f"the same module is also reachable as {', '.join(others)}"
+    parent = model.get_submodule(name.rpartition(".")[0])
+    if isinstance(parent, _READS_WEIGHTS):
+        return f"nn.{type(parent).__name__} reads the weight of this layer directly"
+    own = why_not(module)
+    if own is not None:
+        return own
+    for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+        tied = [owner for owner in owners[parameter] if owner != f"{name}.{key}"]
+        if tied:
+            return f"{key} is tied to {', '.join(tied)}"
+    return None
+
+
+def replace_(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+    """Put ``modules`` in the place of the layers of these names, in ``model`` itself.
+
+    Each takes over from the layer it replaces: device, dtype, training mode, ``requires_grad`` and memory format.
+    All names are checked before anything is changed.
+
+    >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval().requires_grad_(False)
+    >>> replace_(model, {"0": nn.Sequential(nn.Linear(8, 2, bias=False), nn.Linear(2, 8))})
+    >>> model[0].training, model[0][1].bias.requires_grad
+    (False, False)
+    """
+    known = dict(model.named_modules(remove_duplicate=False))
+    for name in modules:
+        if not name:
+            raise InputError("the model itself cannot be replaced by name; wrap it in nn.Sequential")
+        if name not in known:
+            close = difflib.get_close_matches(name, known) or list(known)[1:4]
+            raise InputError(f"the model has no module {name!r}; near it are {', '.join(close)}")
+    for name, new in modules.items():
+        parent_name, _, attribute = name.rpartition(".")
+        _take_over_(new, known[name])
+        # Not from `known`: an outer module may have been replaced a moment ago.
+        setattr(model.get_submodule(parent_name), attribute, new)
+
+
+def _take_over_(new: nn.Module, old: nn.Module) -> None:
+    new.train(old.training)
+    parameters = dict(old.named_parameters())
+    like = parameters.get("weight", next(iter(parameters.values()), None))
+    if like is None:
+        return
+    new.to(device=like.device, dtype=like.dtype if like.is_floating_point() else None)
+    if like.ndim == 4 and not like.is_contiguous() and like.is_contiguous(memory_format=torch.channels_last):
+        new.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for name, parameter in new.named_parameters():
+        # A frozen bias stays frozen; a bias that the layer gains follows the weight.
+        source = parameters.get("bias", like) if name.endswith("bias") else like
+        parameter.requires_grad_(source.requires_grad)
