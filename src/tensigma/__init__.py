@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 from tensigma import linalg
+from tensigma.calibration import Calibration, LayerStats, calibrate
 
-__all__ = ["__version__", "linalg"]
+__all__ = ["Calibration", "LayerStats", "__version__", "calibrate", "linalg"]
 __version__ = version("tensigma")

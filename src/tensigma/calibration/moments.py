@@ -1,0 +1,223 @@
+"""Streaming moments of the rows one layer sees: count, mean and covariance, exact for any amount of data.
+
+Notation: ``u`` a row, ``m`` the pilot (a rough mean per channel), ``w`` the row of the map shifted by ``−m`` and *then*
+zero-padded, ``M`` the row of ones inside the map and zeros on its padding. Then u = w + m·M, and
+
+    Cov(u) = Cov(w) + Cov(w, mM) + Cov(mM, w) + m mᵀ Cov(M),
+
+where w is small however large the mean is, and everything about M is counted in whole numbers. Products are summed in
+the precision of the input (half precision in float32), and those sums in float64 from one block of images to the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tensigma.calibration.stats import LayerStats
+from tensigma.calibration.unfold import UnfoldSums
+from tensigma.calibration.window import Window
+from tensigma.errors import InputError
+from tensigma.layers import Geometry
+
+# Maps wait here until there are enough of them for efficient products. Speed and memory only, never the result.
+PENDING_BYTES = 16 * 2**20
+MAX_PENDING = 128
+#: Linear layers at least this wide keep their rows for as long as there are fewer rows than columns.
+WIDE = 4096
+
+
+class Sums(Protocol):
+    """One way to sum u uᵀ over the patches of maps."""
+
+    def add(self, maps: Tensor) -> None: ...
+
+    def dense(self, group: int) -> Tensor: ...
+
+
+class Moments:
+    """Count, mean and covariance of the rows of one layer, fed with its inputs one call at a time.
+
+    >>> from torch import nn
+    >>> moments = Moments(Geometry.of(nn.Conv2d(2, 5, 3, padding=1)))
+    >>> moments.update(torch.ones(4, 2, 6, 6))
+    >>> stats = moments.finish()
+    >>> stats.count, stats.mean.shape, round(stats.mean.max().item(), 6)
+    (144, torch.Size([18]), 1.0)
+    """
+
+    def __init__(
+        self, geometry: Geometry, *, name: str = "layer", pending_bytes: int = PENDING_BYTES, wide: int = WIDE
+    ) -> None:
+        self.name = name
+        self.geometry = geometry
+        self.window = Window.of(geometry)
+        self.pending_bytes = pending_bytes
+        self.count = 0
+        self._keeps_rows = geometry.kind == "linear" and self.window.d >= wide
+        self._kept: list[Tensor] = []
+        self._sums: dict[type, Sums] = {}
+        self._pilot: Tensor | None = None
+        self._buffer: Tensor | None = None
+        self._filled = 0
+        self._total: Tensor | None = None  # (channels, *size), sum of all maps of the present size
+        self._n_maps = 0
+        # Σ w per pair of taps, and the number of rows in which both taps lie inside the map (see Window.border_sums).
+        k = self.window.n_taps
+        self._pairs = torch.zeros(self.window.channels, k, k if self.window.is_padded else 1, dtype=torch.float64)
+        self._inside = torch.zeros(k, k, dtype=torch.float64)
+
+    def update(self, x: Tensor) -> None:
+        """Add all rows of one input of the layer, batched as the layer itself takes it."""
+        maps = self._maps(x)
+        if not maps.numel():
+            return
+        if self._pilot is None:
+            self._start(maps)
+        size = maps.shape[2:]
+        if self._total is None or self._total.shape[1:] != size:
+            self._settle()
+            self._total = torch.zeros(maps.shape[1:], dtype=torch.float64, device=self._device)
+        self.count += len(maps) * self.window.n_rows(size)
+        self._n_maps += len(maps)
+        if self._keeps_rows:
+            self._keep(maps)
+        else:
+            self._push(maps)
+
+    def finish(self, dtype: torch.dtype | None = None) -> LayerStats:
+        """The moments so far. More rows may follow afterwards.
+
+        The result is float32, or float64 if the inputs were, unless ``dtype`` says otherwise.
+        """
+        if self._pilot is None:
+            raise InputError(f"{self.name}: no rows were seen")
+        if self._keeps_rows:
+            rows = torch.cat(self._kept)
+            self._kept = [rows]
+            mean = rows.mean(0, dtype=torch.float64)
+            return LayerStats(mean=mean, rows=rows if dtype is None else rows.to(dtype), count=self.count)
+        self._settle()
+        window, n = self.window, self.count
+        g, s, k = window.groups, window.s, window.n_taps
+        pilot = self._pilot.double().reshape(g, s)
+        pairs = (self._pairs / n).reshape(g, s, k, -1)  # E[w_a M_b]
+        inside = self._inside / n  # E[M_a M_b]
+        seen = inside.diagonal()
+        rise = pairs.diagonal(dim1=2, dim2=3) if window.is_padded else pairs[..., 0]  # E[w], (g, s, k)
+        mean = (rise + pilot[:, :, None] * seen).flatten(1)
+        dtype = dtype or self._pilot.dtype
+        covariance = torch.empty(g, window.d, window.d, dtype=dtype, device=self._device)
+        for group in range(g):
+            sigma = sum((sums.dense(group) for sums in self._sums.values()), start=torch.zeros((), device=self._device))
+            sigma /= n
+            flat = rise[group].flatten()
+            sigma.addr_(flat, flat, alpha=-1)
+            if window.is_padded:
+                m = pilot[group]
+                cross = pairs[group] - rise[group][:, :, None] * seen  # Cov(w_a, M_b), (s, k, k)
+                blocks = sigma.view(s, k, s, k)
+                blocks.addcmul_(cross[:, :, None, :], m[None, None, :, None])
+                blocks.addcmul_(cross.permute(2, 0, 1)[None], m[:, None, None, None])
+                border = inside - seen[:, None] * seen[None]
+                blocks.addcmul_(m[:, None, None, None] * border[None, :, None, :], m[None, None, :, None])
+            covariance[group] = sigma
+        if not (window.groups > 1):
+            mean, covariance = mean[0], covariance[0]
+        return LayerStats(mean=mean, covariance=covariance, count=n)
+
+    @property
+    def _device(self) -> torch.device:
+        assert self._pilot is not None
+        return self._pilot.device
+
+    def _maps(self, x: Tensor) -> Tensor:
+        """The input as maps (n, channels, *size), with paddings other than zeros in place."""
+        n_spatial = self.window.n_spatial
+        maps = (
+            x.reshape(-1, self.window.channels) if not n_spatial else x.unsqueeze(0) if x.dim() <= n_spatial + 1 else x
+        )
+        if self.geometry.kind == "conv" and self.geometry.padding_mode != "zeros" and any(map(any, self.geometry.pads)):
+            pads = [p for pair in reversed(self.geometry.pads) for p in pair]
+            maps = functional.pad(_widen(maps), pads, mode=self.geometry.padding_mode)
+        return maps
+
+    def _start(self, maps: Tensor) -> None:
+        others = [axis for axis in range(maps.dim()) if axis != 1]
+        # Any value serves as long as it is finite; bad values are found and named when maps are added.
+        pilot = _widen(maps.detach()).mean(others, dtype=torch.float64).nan_to_num(0.0, 0.0, 0.0)
+        self._pilot = pilot.to(torch.float64 if maps.dtype == torch.float64 else torch.float32)
+        self._pairs = self._pairs.to(maps.device)
+        self._inside = self._inside.to(maps.device)
+
+    def _push(self, maps: Tensor) -> None:
+        assert self._pilot is not None
+        assert self._total is not None
+        shift = self._pilot.reshape(-1, *(1,) * self.window.n_spatial)
+        capacity = self._capacity(maps.shape[2:])
+        if self._buffer is None or self._buffer.shape[1:] != maps.shape[1:]:
+            self._buffer = shift.new_empty(capacity, *maps.shape[1:])
+        start = 0
+        while start < len(maps):
+            n = min(len(maps) - start, capacity - self._filled)
+            place = self._buffer[self._filled : self._filled + n]
+            torch.sub(maps[start : start + n], shift, out=place)
+            total = place.sum(0)
+            if not math.isfinite(total.sum().item()):
+                raise InputError(f"layer {self.name!r}: its input holds NaN or infinite values")
+            self._total += total
+            self._filled += n
+            start += n
+            if self._filled == capacity:
+                self._flush()
+
+    def _capacity(self, size: Sequence[int]) -> int:
+        map_bytes = self.window.channels * math.prod(size) * 4
+        if not self.window.n_spatial:
+            return max(1, self.pending_bytes // 4 // map_bytes)
+        return max(1, min(self.pending_bytes // map_bytes, MAX_PENDING))
+
+    def _flush(self) -> None:
+        if not self._filled:
+            return
+        assert self._buffer is not None
+        maps = self._buffer[: self._filled]
+        self._filled = 0
+        form = UnfoldSums
+        if form not in self._sums:
+            self._sums[form] = form(self.window, self._device)
+        self._sums[form].add(maps)
+
+    def _settle(self) -> None:
+        """Bring all sums up to date with the maps received."""
+        if self._total is None or self._keeps_rows:
+            return
+        self._flush()
+        pairs, counts = self.window.border_sums(self._total)
+        self._pairs += pairs if self.window.is_padded else pairs.diagonal(dim1=1, dim2=2)[:, :, None]
+        self._inside += counts * self._n_maps
+        self._total = torch.zeros_like(self._total)
+        self._n_maps = 0
+
+    def _keep(self, rows: Tensor) -> None:
+        assert self._pilot is not None
+        rows = rows.to(self._pilot.dtype)
+        if not math.isfinite(rows.sum().item()):
+            raise InputError(f"layer {self.name!r}: its input holds NaN or infinite values")
+        if self.count < self.window.d:
+            self._kept.append(rows.clone())
+            return
+        # Enough rows for the gram to be the smaller of the two: go over to sums.
+        kept, self._kept, self._keeps_rows = self._kept, [], False
+        for part in (*kept, rows):
+            self._push(part)
+
+
+def _widen(x: Tensor) -> Tensor:
+    """Half precision in float32, everything else as it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

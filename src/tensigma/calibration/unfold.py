@@ -1,0 +1,77 @@
+"""Sums of patch products by unfolding blocks of images: every geometry, and the best form for small maps and 1×1 kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tensigma.calibration.window import Window
+
+# Patch matrices are built at most this large; the choice changes speed and memory, never the result beyond rounding.
+BLOCK_BYTES = 24 * 2**20
+# Narrower blocks of the upper triangle save more products but lose the speed of a large matrix product.
+BLOCK_WIDTH = 256
+
+
+class UnfoldSums:
+    """Σ over rows of u uᵀ, kept as the upper block triangle in float64, one (d, d) matrix per group."""
+
+    def __init__(self, window: Window, device: torch.device) -> None:
+        self.window = window
+        g, d = window.groups, window.d
+        self.sums = torch.zeros(g, d, d, dtype=torch.float64, device=device)
+        n_blocks = max(1, d // BLOCK_WIDTH)
+        self.edges = [d * i // n_blocks for i in range(n_blocks + 1)]
+
+    @staticmethod
+    def n_bytes(window: Window) -> int:
+        return 8 * window.groups * window.d**2
+
+    @staticmethod
+    def flops(window: Window, size: Sequence[int]) -> float:
+        """Work for one map, in multiply-adds worth of a large matrix product."""
+        n_blocks = max(1, window.d // BLOCK_WIDTH)
+        rows = window.n_rows(size)
+        # The copy of one number costs about as much as 40 multiply-adds.
+        return rows * window.groups * window.d * (window.d * (1 + 1 / n_blocks) / 2 + 40)
+
+    def add(self, maps: Tensor) -> None:
+        """Add the patches of ``maps`` (n, channels, *size), zero-padded as the window says."""
+        window = self.window
+        if not window.n_spatial:
+            self._add_rows(maps.reshape(len(maps), window.groups, window.s).permute(1, 2, 0))
+            return
+        n_rows = window.n_rows(maps.shape[2:])
+        patch_bytes = n_rows * window.groups * window.d * maps.element_size()
+        step = max(1, int(BLOCK_BYTES // max(patch_bytes, 1)))
+        for start in range(0, len(maps), step):
+            self._add_rows(self._patches(maps[start : start + step]))
+
+    def _patches(self, maps: Tensor) -> Tensor:
+        """Patch matrix (groups, d, rows) of a few maps."""
+        window = self.window
+        if window.is_padded:
+            maps = functional.pad(maps, [p for pads in reversed(window.pads) for p in pads])
+        out = window.output_size([n - sum(p) for n, p in zip(maps.shape[2:], window.pads, strict=True)])
+        by_channel = maps.transpose(0, 1)  # (channels, n, *size)
+        patches = maps.new_empty(window.channels, window.n_taps, len(maps), *out)
+        for tap, offsets in enumerate(product(*map(range, window.taps))):
+            axes = zip(offsets, window.dilation, window.stride, out, strict=True)
+            reads = tuple(slice(o * dil, o * dil + step * (n - 1) + 1, step) for o, dil, step, n in axes)
+            patches[:, tap].copy_(by_channel[(slice(None), slice(None), *reads)])
+        return patches.reshape(window.groups, window.d, -1)
+
+    def _add_rows(self, patches: Tensor) -> None:
+        for start, stop in zip(self.edges, self.edges[1:], strict=False):
+            # Only blocks on and above the diagonal: the rest is their mirror image.
+            block = patches[:, start:stop] @ patches[:, start:].transpose(1, 2)
+            self.sums[:, start:stop, start:] += block
+
+    def dense(self, group: int) -> Tensor:
+        """The full symmetric sum (d, d) of one group, in float64."""
+        upper = self.sums[group].triu()
+        return upper + upper.triu(1).T
