@@ -1,0 +1,235 @@
+"""Tucker-2 under a metric. Notation: M (t, d) kernel, S (d, d) damped gram, X (s, r_s) input basis, U (t, r_t) output
+basis, G (r_t, k·r_s) core, B = I_k ⊗ X (d, k·r_s) the basis of patches, E = M − U G Bᵀ the residual.
+
+Given X, the best U and G together are a reduced-rank regression with a closed form, so all that is searched is X.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tensigma.errors import InputError
+from tensigma.linalg.conjugate import conjugate_gradient
+from tensigma.linalg.factors import Tucker2Factors
+from tensigma.linalg.fit import Fit
+from tensigma.linalg.iterate import iterate
+from tensigma.linalg.lbfgs import Descent, Point
+from tensigma.linalg.metric import Metric
+from tensigma.linalg.options import check_options
+from tensigma.linalg.problem import Problem, check_rank, orthonormal, psd_cholesky
+
+# Inner steps for X in one ALS sweep. More do not lower the error a sweep reaches; measured with 2 and 10.
+_CG_STEPS = 2
+# Ridges of the preconditioner's two factors, relative to their mean diagonal.
+_RIDGE = 1e-3
+# Up to this order, k·r_s, normal equations are solved in float64, where that costs next to nothing.
+_SMALL = 1024
+
+
+@dataclass(frozen=True)
+class Tucker2:
+    """A pointwise layer into ``rank_in`` channels, a spatial core, and a pointwise layer out of ``rank_out`` channels.
+
+    ``solver="varpro"`` searches the input basis by quasi-Newton steps with the rest eliminated; ``solver="als"``
+    alternates as the paper does, with exact blocks. ``init`` is ``"data"`` (the optimum for a gram that is a Kronecker
+    product), ``"hosvd"`` (singular vectors of the unfolded kernel) or factors to start from. All are deterministic.
+
+    >>> weight = torch.randn(8, 6, 3, 3, generator=torch.Generator().manual_seed(0))
+    >>> fit = Tucker2(rank_out=5, rank_in=4).fit(weight, Metric.identity(54))
+    >>> fit.factors.core.shape, fit.error < 1, all(a >= b for a, b in zip(fit.errors, fit.errors[1:]))
+    (torch.Size([5, 4, 3, 3]), True, True)
+    """
+
+    rank_out: int
+    rank_in: int
+    _: KW_ONLY
+    solver: Literal["varpro", "als"] = "varpro"
+    init: Literal["data", "hosvd"] | Tucker2Factors = "data"
+    max_sweeps: int = 50
+    tol: float = 1e-4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_options(self, solvers=("varpro", "als"), inits=("data", "hosvd"), factors=Tucker2Factors)
+
+    def fit(self, weight: Tensor, metric: Metric) -> Fit[Tucker2Factors]:
+        problem = Problem(weight, metric)
+        check_rank(self.rank_out, problem.n_out, "rank_out")
+        check_rank(self.rank_in, problem.n_in, "rank_in")
+        if (self.rank_out, self.rank_in) == (problem.n_out, problem.n_in):
+            return Fit(_unchanged(problem), (0.0,), converged=True)
+        elimination = Elimination(problem, self.rank_out)
+        start = elimination.at(self._start(problem))
+        if self.rank_in == problem.n_in:
+            state, errors, converged = start, (start.error,), True  # every basis of all channels is as good
+        else:
+            step = elimination.descent().step if self.solver == "varpro" else elimination.als_sweep
+            state, errors, converged = iterate(step, start, max_sweeps=self.max_sweeps, tol=self.tol)
+        return Fit(elimination.factors(state), errors, converged)
+
+    def _start(self, problem: Problem) -> Tensor:
+        if isinstance(self.init, Tucker2Factors):
+            if self.init.shape != tuple(problem.weight.shape) or self.init.rank_in != self.rank_in:
+                raise InputError(
+                    f"starting factors are for a kernel {self.init.shape} with rank_in={self.init.rank_in}, "
+                    f"the fit is for {tuple(problem.weight.shape)} with rank_in={self.rank_in}"
+                )
+            return orthonormal(self.init.in_basis.to(problem.kernel))
+        return input_basis(problem, self.rank_out, data=self.init == "data")[:, : self.rank_in].contiguous()
+
+
+def input_basis(problem: Problem, rank_out: int, *, data: bool) -> Tensor:
+    """Orthonormal starting directions for X, best first, (s, s): the leading columns serve for every r_s.
+
+    Under S = C ⊗ D the best X spans L⁻ᵀ · top eigenvectors of Lᵀ (Σ_t m_t D m_tᵀ) L, with C = L Lᵀ and m_t the
+    (s, k) slices of the outputs that rank r_t keeps. With C = D = I and all outputs this is HOSVD.
+    """
+    if not data:
+        slices = problem.kernel.view(-1, problem.n_in).double()
+        return torch.linalg.eigh(slices.T @ slices)[1].flip(1).to(problem.kernel.dtype)
+    moment_out = (problem.kernel_gram @ problem.kernel.T).double()
+    outs = torch.linalg.eigh(moment_out)[1][:, -rank_out:].to(problem.kernel.dtype)
+    slices = (outs.T @ problem.kernel).view(rank_out, problem.n_taps, problem.n_in).double()
+    weighted = torch.einsum("kl,tls->tks", problem.tap_gram.double(), slices)
+    moment = slices.flatten(0, 1).T @ weighted.flatten(0, 1)
+    lower = psd_cholesky(problem.channel_gram.double())
+    vectors = torch.linalg.eigh(lower.T @ moment @ lower)[1].flip(1)
+    directions = torch.linalg.solve_triangular(lower.T, vectors, upper=True)
+    # QR goes column by column, so the leading ones span what the leading directions span.
+    return orthonormal(directions).to(problem.kernel.dtype)
+
+
+def _unchanged(problem: Problem) -> Tucker2Factors:
+    def eye(n: int) -> Tensor:
+        return torch.eye(n, dtype=problem.kernel.dtype, device=problem.kernel.device)
+
+    return Tucker2Factors(eye(problem.n_out), problem.weight.clone(), eye(problem.n_in))
+
+
+@dataclass(frozen=True, eq=False)
+class Regression:
+    """The best U and G for one X."""
+
+    out_basis: Tensor  # U (t, r_t)
+    core: Tensor  # G (r_t, k·r_s)
+
+
+class Elimination:
+    """The loss as a function of X alone, with U and G eliminated."""
+
+    def __init__(self, problem: Problem, rank_out: int) -> None:
+        self.problem = problem
+        self.rank_out = rank_out
+
+    def regress(self, basis: Tensor) -> tuple[Regression, Tensor, Tensor]:
+        """The best (U, G) for X = ``basis``; with them S B (d, k·r) and all eigenvalues, descending, of its energy.
+
+        The part of the loss that rank r_t explains is the sum of the first r_t eigenvalues: one call serves all r_t.
+        """
+        p, r = self.problem, basis.shape[1]
+        image = self._image(basis)  # S B, (d, k·r)
+        inner = basis.T @ image.view(p.n_taps, p.n_in, p.n_taps * r)  # Bᵀ S B as (k, r, k·r)
+        cross = (p.kernel_gram.view(-1, p.n_in) @ basis).view(p.n_out, p.n_taps * r)  # M S B
+        lower = _cholesky(inner.reshape(p.n_taps * r, -1))
+        whitened = torch.linalg.solve_triangular(lower, cross.T.to(lower), upper=False)  # (k·r, t)
+        values, vectors = torch.linalg.eigh((whitened.T @ whitened).double())
+        top = vectors[:, -self.rank_out :].flip(1).to(lower)
+        core = torch.linalg.solve_triangular(lower.T, whitened @ top, upper=True).T
+        return Regression(top.to(basis), core.to(basis).contiguous()), image, values.flip(0)
+
+    def at(self, basis: Tensor) -> Point[Regression]:
+        """Loss and gradient at X = ``basis``."""
+        p, r = self.problem, basis.shape[1]
+        regression, image, _ = self.regress(basis)
+        outs, core = regression.out_basis, regression.core
+        patches = (core.view(-1, r) @ basis.T).view(self.rank_out, p.size)  # G Bᵀ
+        residual = torch.addmm(p.kernel, outs, patches, alpha=-1)
+        residual_gram = torch.addmm(p.kernel_gram, outs, core @ image.T, alpha=-1)
+        loss, error = p.residual_norms(residual, residual_gram)
+        # ∂loss/∂B = −2 (E S)ᵀ U G, of which X meets the blocks where both taps agree.
+        pull = (outs.T @ residual_gram).view(-1, p.n_in)  # (r_t·k, s)
+        scale = -2 / p.damped_norm2 if p.damped_norm2 > 0 else 0.0
+        gradient = scale * (pull.T @ core.view(-1, r))
+        return Point(basis.reshape(-1), loss, gradient.reshape(-1), error, regression)
+
+    def descent(self) -> Descent[Regression]:
+        """Quasi-Newton steps on X, preconditioned by the Hessian that S ≈ C ⊗ D would have with G held fixed."""
+        channel = psd_cholesky(_ridged(self.problem.channel_gram))
+
+        def precondition(point: Point[Regression], vector: Tensor) -> Tensor:
+            scale = 2 / self.problem.damped_norm2
+            matrix = self._matrix(vector).double()
+            core = psd_cholesky(_ridged(self._core_gram(point.payload.core)))
+            left = torch.cholesky_solve(matrix, channel)
+            return torch.cholesky_solve(left.T, core).T.reshape(-1).to(vector.dtype) / scale
+
+        return Descent(lambda flat: self.at(self._matrix(flat)), precondition)
+
+    def als_sweep(self, point: Point[Regression]) -> Point[Regression]:
+        """X by conjugate gradients with U and G fixed, then U and G exactly."""
+        p = self.problem
+        core = point.payload.core
+        basis = self.basis_of(point)
+        channel = psd_cholesky(_ridged(p.channel_gram))
+        small = psd_cholesky(_ridged(self._core_gram(core)))
+        r = basis.shape[1]
+
+        def normal(matrix: Tensor) -> Tensor:
+            patches = (core.view(-1, r) @ matrix.T).view(self.rank_out, p.size)  # G Bᵀ
+            return p.gram_times(patches.T).T.reshape(-1, p.n_in).T @ core.view(-1, r)
+
+        def precondition(matrix: Tensor) -> Tensor:
+            left = torch.cholesky_solve(matrix.double(), channel)
+            return torch.cholesky_solve(left.T, small).T.to(matrix.dtype)
+
+        target = (point.payload.out_basis.T @ p.kernel_gram).view(-1, p.n_in).T @ core.view(-1, r)
+        better = conjugate_gradient(normal, target, basis, precondition, steps=_CG_STEPS)
+        return self.at(orthonormal(better))
+
+    def factors(self, point: Point[Regression]) -> Tucker2Factors:
+        """The factors at ``point``, turned so that the input basis is orthonormal: X = Q R, and R moves into G."""
+        p = self.problem
+        columns, upper = torch.linalg.qr(self.basis_of(point).double())
+        core = point.payload.core.view(self.rank_out, p.n_taps, -1).double() @ upper.T  # (r_t, k, r_s)
+        by_tap = core.transpose(1, 2).reshape(self.rank_out, columns.shape[1], *p.taps)
+        dtype = p.kernel.dtype
+        return Tucker2Factors(point.payload.out_basis, by_tap.to(dtype), columns.to(dtype))
+
+    def basis_of(self, point: Point[Regression]) -> Tensor:
+        return self._matrix(point.position)
+
+    def _matrix(self, flat: Tensor) -> Tensor:
+        return flat.view(self.problem.n_in, -1)
+
+    def _image(self, basis: Tensor) -> Tensor:
+        p, r = self.problem, basis.shape[1]
+        if p.gram is None:
+            return torch.kron(torch.eye(p.n_taps, dtype=basis.dtype, device=basis.device), basis.contiguous())
+        return (p.gram.view(-1, p.n_in) @ basis).view(p.size, p.n_taps * r)
+
+    def _core_gram(self, core: Tensor) -> Tensor:
+        """Σ_{k,l} D_kl G_kᵀ G_l, (r_s, r_s)."""
+        p = self.problem
+        by_tap = core.view(self.rank_out, p.n_taps, -1).double()
+        weighted = torch.einsum("kl,alr->akr", p.tap_gram.double(), by_tap)
+        return by_tap.flatten(0, 1).T @ weighted.flatten(0, 1)
+
+
+def _cholesky(normal: Tensor) -> Tensor:
+    """The factor of a normal matrix, in float64 where the matrix is small or float32 is not enough."""
+    if len(normal) > _SMALL:
+        factor, info = torch.linalg.cholesky_ex(normal)
+        if info == 0:
+            return factor
+    return psd_cholesky(normal.double())
+
+
+def _ridged(gram: Tensor) -> Tensor:
+    """A PSD matrix in float64 with a ridge that keeps its inverse from blowing up unseen directions."""
+    ridged = gram.double()
+    mean = ridged.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
+    return ridged + _RIDGE * mean * torch.eye(len(ridged), dtype=torch.float64, device=ridged.device)
