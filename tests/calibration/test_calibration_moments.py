@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference_calibration import naive_moments
 from torch import Tensor, nn
 
+from reference_calibration import naive_moments
+from tensigma.calibration.lags import LagSums
 from tensigma.calibration.moments import Moments
+from tensigma.calibration.window import Window
 from tensigma.layers import Geometry
 
 LAYERS = [
@@ -49,6 +51,10 @@ LAYERS = [
 ]
 
 
+def window_of(param) -> Window:
+    return Window.of(Geometry.of(param.values[0]()))
+
+
 def make_input(layer: nn.Module, size: tuple[int, ...] | None, n: int, seed: int, offset: float = 0.5) -> Tensor:
     """Correlated, skewed inputs, away from zero, as after a ReLU."""
     generator = torch.Generator().manual_seed(seed)
@@ -82,3 +88,12 @@ def test_equals_naive_unfold(make, size):
     assert relative(stats.mean, mean) < 1e-6
     assert relative(stats.covariance, covariance) < 1e-6
     assert relative(stats.gram, gram) < 1e-6
+
+
+LAG_LAYERS = [param for param in LAYERS if LagSums.applies(window_of(param), param.values[1] or ())]
+
+
+@pytest.mark.parametrize(("make", "size"), LAG_LAYERS)
+def test_lags_equal_naive_unfold(make, size, monkeypatch):
+    monkeypatch.setattr("tensigma.calibration.moments.prefers_lags", LagSums.applies)
+    test_equals_naive_unfold(make, size)

@@ -11,6 +11,7 @@ the precision of the input (half precision in float32), and those sums in float6
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Protocol
@@ -19,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tensigma.calibration.lags import LagSums
+from tensigma.calibration.scratch import Scratch
 from tensigma.calibration.stats import LayerStats
 from tensigma.calibration.unfold import UnfoldSums
 from tensigma.calibration.window import Window
@@ -37,7 +40,7 @@ class Sums(Protocol):
 
     def add(self, maps: Tensor) -> None: ...
 
-    def dense(self, group: int) -> Tensor: ...
+    def rows(self, tap: int) -> Tensor: ...
 
 
 class Moments:
@@ -52,8 +55,15 @@ class Moments:
     """
 
     def __init__(
-        self, geometry: Geometry, *, name: str = "layer", pending_bytes: int = PENDING_BYTES, wide: int = WIDE
+        self,
+        geometry: Geometry,
+        *,
+        name: str = "layer",
+        pending_bytes: int = PENDING_BYTES,
+        wide: int = WIDE,
+        scratch: Scratch | None = None,
     ) -> None:
+        self.scratch = scratch or Scratch()
         self.name = name
         self.geometry = geometry
         self.window = Window.of(geometry)
@@ -61,7 +71,7 @@ class Moments:
         self.count = 0
         self._keeps_rows = geometry.kind == "linear" and self.window.d >= wide
         self._kept: list[Tensor] = []
-        self._sums: dict[type, Sums] = {}
+        self._sums: dict[str, Sums] = {}
         self._pilot: Tensor | None = None
         self._buffer: Tensor | None = None
         self._filled = 0
@@ -111,23 +121,22 @@ class Moments:
         seen = inside.diagonal()
         rise = pairs.diagonal(dim1=2, dim2=3) if window.is_padded else pairs[..., 0]  # E[w], (g, s, k)
         mean = (rise + pilot[:, :, None] * seen).flatten(1)
-        dtype = dtype or self._pilot.dtype
-        covariance = torch.empty(g, window.d, window.d, dtype=dtype, device=self._device)
-        for group in range(g):
-            sigma = sum((sums.dense(group) for sums in self._sums.values()), start=torch.zeros((), device=self._device))
-            sigma /= n
-            flat = rise[group].flatten()
-            sigma.addr_(flat, flat, alpha=-1)
+        covariance = torch.empty(g, s, k, s, k, dtype=dtype or self._pilot.dtype, device=self._device)
+        for tap in range(k):
+            # One tap with all taps at a time: (g, s, s, k) in float64 is the largest piece ever made.
+            sigma = functools.reduce(torch.add, (sums.rows(tap) for sums in self._sums.values())) / n
+            sigma.addcmul_(rise[:, :, tap, None, None], rise[:, None], value=-1)
             if window.is_padded:
-                m = pilot[group]
-                cross = pairs[group] - rise[group][:, :, None] * seen  # Cov(w_a, M_b), (s, k, k)
-                blocks = sigma.view(s, k, s, k)
-                blocks.addcmul_(cross[:, :, None, :], m[None, None, :, None])
-                blocks.addcmul_(cross.permute(2, 0, 1)[None], m[:, None, None, None])
-                border = inside - seen[:, None] * seen[None]
-                blocks.addcmul_(m[:, None, None, None] * border[None, :, None, :], m[None, None, :, None])
-            covariance[group] = sigma
-        if not (window.groups > 1):
+                # Cov(w_a, M_b) m + m Cov(M_a, w_b) + m m Cov(M_a, M_b)
+                ahead = pairs[:, :, tap] - rise[:, :, tap, None] * seen  # (g, s, k)
+                behind = pairs[:, :, :, tap] - rise * seen[tap]
+                sigma.addcmul_(ahead[:, :, None, :], pilot[:, None, :, None])
+                sigma.addcmul_(pilot[:, :, None, None], behind[:, None])
+                border = (inside[tap] - seen[tap] * seen) * pilot[:, :, None]  # (g, s, k)
+                sigma.addcmul_(pilot[:, :, None, None], border[:, None])
+            covariance[:, :, tap] = sigma
+        covariance = covariance.view(g, window.d, window.d)
+        if window.groups == 1:
             mean, covariance = mean[0], covariance[0]
         return LayerStats(mean=mean, covariance=covariance, count=n)
 
@@ -149,8 +158,15 @@ class Moments:
 
     def _start(self, maps: Tensor) -> None:
         others = [axis for axis in range(maps.dim()) if axis != 1]
-        # Any value serves as long as it is finite; bad values are found and named when maps are added.
-        pilot = _widen(maps.detach()).mean(others, dtype=torch.float64).nan_to_num(0.0, 0.0, 0.0)
+        sample = _widen(maps.detach()[:64]).double()
+        mean = sample.mean(others)
+        spread = (sample - mean.reshape(-1, *(1,) * self.window.n_spatial)).square().mean(others).sqrt()
+        # A pilot need only be rough. With few digits, the value that a ReLU repeats keeps few digits too and its products
+        # are exact; otherwise their rounding errors all point the same way and add up (1e-6 of the result, not 1e-7).
+        grid = torch.exp2(torch.floor(torch.log2(spread)) - 3)
+        pilot = torch.where(spread > 0, (mean / grid).round() * grid, mean)
+        # Bad values are found and named when maps are added.
+        pilot = pilot.nan_to_num(0.0, 0.0, 0.0)
         self._pilot = pilot.to(torch.float64 if maps.dtype == torch.float64 else torch.float32)
         self._pairs = self._pairs.to(maps.device)
         self._inside = self._inside.to(maps.device)
@@ -188,10 +204,18 @@ class Moments:
         assert self._buffer is not None
         maps = self._buffer[: self._filled]
         self._filled = 0
-        form = UnfoldSums
+        self._form(maps.shape[2:]).add(maps)
+
+    def _form(self, size: Sequence[int]) -> Sums:
+        """The cheaper form for maps of this size. Sums of both forms simply add up."""
+        window = self.window
+        form = "lags" if prefers_lags(window, size) else "unfold"
         if form not in self._sums:
-            self._sums[form] = form(self.window, self._device)
-        self._sums[form].add(maps)
+            unfold = form == "unfold"
+            self._sums[form] = (
+                UnfoldSums(window, self._device) if unfold else LagSums(window, self._device, self.scratch)
+            )
+        return self._sums[form]
 
     def _settle(self) -> None:
         """Bring all sums up to date with the maps received."""
@@ -221,3 +245,14 @@ class Moments:
 def _widen(x: Tensor) -> Tensor:
     """Half precision in float32, everything else as it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def prefers_lags(window: Window, size: Sequence[int]) -> bool:
+    """Whether sums by lag are cheaper than unfolding, for maps of this size.
+
+    >>> from torch import nn
+    >>> window = Window.of(Geometry.of(nn.Conv2d(64, 64, 3, padding=1)))
+    >>> prefers_lags(window, (28, 28)), prefers_lags(window, (2, 2))
+    (True, False)
+    """
+    return LagSums.applies(window, size) and LagSums.flops(window, size) < UnfoldSums.flops(window, size)

@@ -71,7 +71,10 @@ class UnfoldSums:
             block = patches[:, start:stop] @ patches[:, start:].transpose(1, 2)
             self.sums[:, start:stop, start:] += block
 
-    def dense(self, group: int) -> Tensor:
-        """The full symmetric sum (d, d) of one group, in float64."""
-        upper = self.sums[group].triu()
-        return upper + upper.triu(1).T
+    def rows(self, tap: int) -> Tensor:
+        """The sums of one tap with all taps, (groups, s, s, k), in float64."""
+        window = self.window
+        if tap == 0:
+            for start, stop in zip(self.edges, self.edges[1:], strict=False):
+                self.sums[:, stop:, start:stop] = self.sums[:, start:stop, stop:].mT
+        return self.sums.view(window.groups, window.s, window.n_taps, window.s, window.n_taps)[:, :, tap].clone()

@@ -1,0 +1,33 @@
+"""Work space that is allocated once: fresh pages for every large product cost more than the product itself."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+class Scratch:
+    """Named buffers that grow as needed. What a buffer holds is lost when its name is asked for again.
+
+    >>> scratch = Scratch()
+    >>> first = scratch.get("a", (2, 3), torch.float32, torch.device("cpu"))
+    >>> scratch.get("a", (3,), torch.float32, torch.device("cpu")).data_ptr() == first.data_ptr()
+    True
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        size = math.prod(shape)
+        key = (name, dtype, device)
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.numel() < size:
+            self._buffers[key] = buffer = torch.empty(size, dtype=dtype, device=device)
+        return buffer[:size].view(shape)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())
