@@ -1,0 +1,110 @@
+"""What may follow ``?`` in the name of a data set, as types that check themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tensigma.errors import InputError
+from tensigma.zoo.spec import Spec, unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """How to select and prepare the images of one set; see :func:`tensigma.zoo.load_data` for what each does."""
+
+    size: int | None = None
+    resize: int | None = None
+    via: int | None = None
+    interpolation: str = "bilinear"
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    classes: tuple[str, ...] | None = None
+    samples: int | None = None
+    per_class: int | None = None
+    split: str | None = None
+    holdout: float | None = None
+    seed: int = 0
+    shuffle: bool = True
+    weight: float | None = None
+    unreadable: str = "error"
+
+    def __post_init__(self) -> None:
+        for name in ("size", "resize", "via", "samples", "per_class"):
+            value = getattr(self, name)
+            _check(name, value, value is None or value >= 1, "give a whole number of at least 1")
+        _check("interpolation", self.interpolation, self.interpolation in ("bilinear", "bicubic"), "bilinear, bicubic")
+        _check("unreadable", self.unreadable, self.unreadable in ("error", "skip"), "error or skip")
+        _check("split", self.split, self.split in (None, "train", "val", "test"), "train, val or test")
+        _check("holdout", self.holdout, self.holdout is None or 0 < self.holdout < 1, "give a share between 0 and 1")
+        _check("weight", self.weight, self.weight is None or self.weight > 0, "give a positive number")
+        _check("seed", self.seed, self.seed >= 0, "give a whole number of at least 0")
+        _check("std", self.std, self.std is None or all(value > 0 for value in self.std), "give positive numbers")
+
+    @classmethod
+    def of(cls, spec: Spec, defaults: Mapping[str, Any]) -> DataOptions:
+        """The options written in ``spec``, over ``defaults`` given as keywords."""
+        names = [field.name for field in fields(cls)]
+        values = {}
+        for key, value in (dict(defaults) | spec.options).items():
+            if key not in names:
+                raise unknown(f"{spec}: the option", key, names)
+            values[key] = _CONVERTERS[key](key, value) if isinstance(value, str) else value
+        return cls(**values)
+
+
+def _check(name: str, value: object, fine: bool, accepted: str) -> None:
+    if not fine:
+        raise InputError(f"{name}={value} came; {accepted}")
+
+
+def _whole(key: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{key}={text} came; give a whole number") from None
+
+
+def _number(key: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{key}={text} came; give a number") from None
+
+
+def _numbers(key: str, text: str) -> tuple[float, ...]:
+    return tuple(_number(key, item) for item in text.split(","))
+
+
+def _names(key: str, text: str) -> tuple[str, ...]:
+    return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+def _flag(key: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise InputError(f"{key}={text} came; give true or false")
+    return text.lower() == "true"
+
+
+def _word(key: str, text: str) -> str:
+    return text
+
+
+_CONVERTERS: dict[str, Callable[[str, str], Any]] = {
+    "size": _whole,
+    "resize": _whole,
+    "via": _whole,
+    "interpolation": _word,
+    "mean": _numbers,
+    "std": _numbers,
+    "classes": _names,
+    "samples": _whole,
+    "per_class": _whole,
+    "split": _word,
+    "holdout": _number,
+    "seed": _whole,
+    "shuffle": _flag,
+    "weight": _number,
+    "unreadable": _word,
+}

@@ -1,0 +1,135 @@
+"""Names of models and data as a person writes them: ``scheme:target?key=value&key=value``, or ``file.py:factory``."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tensigma.errors import InputError, MissingExtra
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One name, taken apart.
+
+    >>> Spec.parse("imagefolder:photos?size=96&classes=cat,dog")
+    Spec(scheme='imagefolder', target='photos', options={'size': '96', 'classes': 'cat,dog'})
+    >>> Spec.parse("models/mine.py:tiny")
+    Spec(scheme='file', target='models/mine.py:tiny', options={})
+    """
+
+    scheme: str
+    target: str
+    options: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Spec:
+        """Take a name apart; raises :class:`InputError` where it has no such form."""
+        head, mark, tail = text.strip().partition("?")
+        options: dict[str, str] = {}
+        for item in tail.split("&") if mark else ():
+            key, equals, value = item.partition("=")
+            if not equals or not key.strip():
+                raise InputError(f"{text!r}: the option {item!r} came; write options as ?key=value&key=value")
+            if key.strip() in options:
+                raise InputError(f"{text!r}: the option {key.strip()!r} is there twice; give it once")
+            options[key.strip()] = value.strip()
+        path, colon, _ = head.rpartition(":")
+        if colon and path.endswith(".py"):
+            return cls("file", head, options)
+        scheme, colon, target = head.partition(":")
+        if not colon:
+            raise InputError(f"{text!r} came; write SCHEME:NAME, such as zoo:digits-cnn, or path/to/file.py:factory")
+        return cls(scheme.strip(), target.strip(), options)
+
+    def __str__(self) -> str:
+        head = self.target if self.scheme == "file" else f"{self.scheme}:{self.target}"
+        tail = "&".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{head}?{tail}" if tail else head
+
+
+def literal(text: str) -> Any:
+    """An option's value as a number, boolean, None or, failing these, the text itself.
+
+    >>> literal("3"), literal("0.5"), literal("true"), literal("none"), literal("bicubic")
+    (3, 0.5, True, None, 'bicubic')
+    """
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def unknown(what: str, came: str, accepted: Iterable[str]) -> InputError:
+    """The error for a name nobody knows, with the names closest to it, or all where there are few."""
+    names = sorted(accepted)
+    close = difflib.get_close_matches(came, names, n=4, cutoff=0.5)
+    if len(names) > 12 and not close:
+        return InputError(f"{what} {came!r} is not known, and none of the {len(names)} known names is close to it")
+    listed = ", ".join(close if len(names) > 12 else names)
+    guess = f"; did you mean {close[0]!r}?" if close else ""
+    return InputError(f"{what} {came!r} is not known{guess} ({'close' if len(names) > 12 else 'known'}: {listed})")
+
+
+def unknown_scheme(kind: str, text: str, came: str, schemes: Iterable[str]) -> InputError:
+    """The error for a name with a scheme nobody knows."""
+    forms = ["path/to/file.py:factory" if scheme == "file" else f"{scheme}:…" for scheme in schemes]
+    close = difflib.get_close_matches(f"{came}:…", forms, n=1)
+    guess = f"; did you mean {close[0]}?" if close else ""
+    return InputError(f"{text!r} names no {kind}{guess} (accepted: {', '.join(forms)})")
+
+
+def require(package: str, extra: str, wanted_for: str) -> ModuleType:
+    """Import an optional package, or say which extra brings it."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"{wanted_for} needs {package}, which is not installed; run: pip install 'tensigma[{extra}]'"
+        ) from error
+    except (ImportError, RuntimeError) as error:
+        raise MissingExtra(
+            f"{wanted_for} needs {package}, which is installed but cannot be imported ({error}); "
+            f"install builds that belong together: pip install 'tensigma[{extra}]'"
+        ) from error
+
+
+def call_factory(spec: Spec, **options: Any) -> Any:
+    """What ``path/to/file.py:factory`` returns; the file is executed, as ``python file.py`` would."""
+    path_text, _, name = spec.target.rpartition(":")
+    path = Path(path_text)
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; the form is path/to/file.py:factory")
+    module_spec = importlib.util.spec_from_file_location(f"tensigma_user_{path.stem}", path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    # Dataclasses and pickling look a class's module up by name; siblings are imported as from a script.
+    sys.modules[module_spec.name] = module
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        module_spec.loader.exec_module(module)
+        factory = getattr(module, name, None)
+        if not callable(factory):
+            public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+            raise unknown(f"{path}: the function", name, public)
+        return factory(**options)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{spec} raised {type(error).__name__}: {error}") from error
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
