@@ -66,7 +66,8 @@ def why_not(module: nn.Module, format: Format | type[Format] | None = None) -> s
         base = next((target.__name__ for target in TARGETS if isinstance(module, target)), None)
         if base is None:
             return str(error)
-        return f"{type(module).__name__} is a subclass of nn.{base} and may compute something else; it is left alone"
+        own = f"{type(module).__module__}.{type(module).__qualname__}"
+        return f"{own} is a subclass of nn.{base} and may compute something else; it is left alone"
     # The older weight_norm, spectral_norm and pruning recompute the weight before every call.
     if module._parameters.get("weight") is None:
         return "weight is recomputed by a hook (weight_norm, spectral_norm or pruning); remove that first"

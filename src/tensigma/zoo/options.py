@@ -50,7 +50,9 @@ class DataOptions:
         for key, value in (dict(defaults) | spec.options).items():
             if key not in names:
                 raise unknown(f"{spec}: the option", key, names)
-            values[key] = _CONVERTERS[key](key, value) if isinstance(value, str) else value
+            # Keywords take the written form too, so that mean=0.5 and classes=[3, "cat"] mean what they say.
+            text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            values[key] = None if value is None else _CONVERTERS[key](key, text)
         return cls(**values)
 
 

@@ -77,7 +77,11 @@ def load_weights_(model: nn.Module, file: str | Path, *, ignore: Sequence[str] =
         if keys
     ]
     if problems:
-        advice = "give num_classes, or weights with as many classes" if shapes and not missing else "check the names"
+        advice = (
+            "give num_classes, or weights with as many classes"
+            if shapes and not missing
+            else "give weights that were saved from this architecture"
+        )
         raise InputError(f"{file} does not fit {type(model).__name__}; {'; '.join(problems)}; {advice}")
     model.load_state_dict(state, strict=False)
 
