@@ -1,5 +1,5 @@
-"""CP under a metric. Notation: M (t, d) kernel, S (d, d) damped gram, T (t, r) output factor, V the factors of all other
-modes, P (k, r) the Khatri-Rao product of the spatial ones, B = P ⊙ U_s (d, r), E = M − T Bᵀ the residual.
+"""CP under a metric. Notation: M (t, d) kernel, S (d, d) damped gram, T (t, r) output factor, V the factors of all
+other modes, P (k, r) the Khatri-Rao product of the spatial ones, B = P ⊙ U_s (d, r), E = M − T Bᵀ the residual.
 
 Given V, the best T is a linear regression, so all that is searched is V. One product S B gives the loss and the
 gradients of every mode.
@@ -28,8 +28,9 @@ from tensigma.linalg.svd import output_basis
 
 # Inner steps for each mode in one ALS sweep.
 _CG_STEPS = 3
-# Ridges of the preconditioners, relative to each diagonal entry, so that the scale of a column does not matter.
-_RIDGE = 1e-2
+# Ridges of the preconditioners, relative to each diagonal entry, so that the scale of a column does not matter. Terms
+# of a CP are nearly collinear; less than this trusts directions that the Kronecker model does not know.
+_RIDGE = 0.1
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class Elimination:
         return torch.cat([(factor / factor.norm(dim=0).clamp_min(tiny)).reshape(-1) for factor in factors])
 
     def unpack(self, flat: Tensor) -> list[Tensor]:
-        return [part.view(n, self.rank) for part, n in zip(flat.split([n * self.rank for n in self.modes]), self.modes)]
+        return [part.view(-1, self.rank) for part in flat.split([n * self.rank for n in self.modes])]
 
     def at(self, flat: Tensor) -> Point[Tensor]:
         """Loss and gradient at the packed factors V; the payload is T."""

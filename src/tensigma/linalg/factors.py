@@ -138,7 +138,7 @@ class CPFactors:
         return torch.einsum(equation, self.out_factor, self.in_factor, *self.spatial).reshape(self.shape)
 
     def balanced(self) -> CPFactors:
-        """The same kernel with the columns of all factors equally long, so that no factor overflows or quantises badly."""
+        """The same kernel with the columns of all factors equally long, so that none overflows or quantises badly."""
         factors = (self.out_factor, self.in_factor, *self.spatial)
         lengths = torch.stack([factor.norm(dim=0) for factor in factors])  # (modes, r)
         # A column that is zero anywhere contributes nothing: make it zero everywhere.

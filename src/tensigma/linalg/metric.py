@@ -73,8 +73,9 @@ class Metric:
             raise InputError("the gram contains NaN or infinite entries; check the activations it was gathered from")
         if mean is not None:
             if mean.shape != gram.shape[:1]:
-                raise InputError(f"the mean of a {tuple(gram.shape)} gram has shape ({gram.shape[0]},), "
-                                 f"got {tuple(mean.shape)}")
+                raise InputError(
+                    f"the mean of a {tuple(gram.shape)} gram has shape ({gram.shape[0]},), got {tuple(mean.shape)}"
+                )
             if not torch.isfinite(mean).all():
                 raise InputError("the mean contains NaN or infinite entries")
             # Float64, because the difference of two close numbers is wanted.
@@ -165,7 +166,9 @@ class Metric:
         """
         gram = self.dense()
         if kind == "cholesky":
-            return torch.linalg.cholesky(gram + self.epsilon * torch.eye(self.size, dtype=gram.dtype, device=gram.device))
+            return torch.linalg.cholesky(
+                gram + self.epsilon * torch.eye(self.size, dtype=gram.dtype, device=gram.device)
+            )
         if kind == "eigen":
             values, vectors = torch.linalg.eigh(gram.double())
             return ((vectors * values.clamp_min(0).sqrt()) @ vectors.T).to(gram.dtype)
@@ -212,8 +215,10 @@ def _check_symmetric(gram: Tensor) -> None:
     blocks = _blocks(gram.shape[0])
     worst = max((gram[a, b] - gram[b, a].T).abs().max().item() for i, a in enumerate(blocks) for b in blocks[: i + 1])
     if worst > _SYMMETRY[gram.dtype] * max(scale, torch.finfo(gram.dtype).tiny):
-        raise NotPSDError(f"the gram is not symmetric: entries differ from their mirror by up to {worst:.3g} "
-                          f"where the largest diagonal entry is {scale:.3g}; symmetrise it or check how it was made")
+        raise NotPSDError(
+            f"the gram is not symmetric: entries differ from their mirror by up to {worst:.3g} "
+            f"where the largest diagonal entry is {scale:.3g}; symmetrise it or check how it was made"
+        )
 
 
 def _largest_eigenvalue(gram: Tensor, steps: int = 12) -> float:
@@ -251,9 +256,15 @@ def _choose_damping(gram: Tensor, wanted: float | None) -> tuple[float, float]:
             break
         relative = max(10 * relative, _DAMPING[gram.dtype])
         if relative > max(_LARGEST_DAMPING[gram.dtype], default):
-            raise NotPSDError(f"the gram is indefinite: it stays so with {relative / 10:.0e} of its largest eigenvalue "
-                              f"({largest:.3g}) added to the diagonal; a second moment is positive semi-definite")
+            raise NotPSDError(
+                f"the gram is indefinite: it stays so with {relative / 10:.0e} of its largest eigenvalue "
+                f"({largest:.3g}) added to the diagonal; a second moment is positive semi-definite"
+            )
     if relative > default:
-        warnings.warn(f"damping of a {gram.shape[0]}-wide gram raised from {default:.0e} to {relative:.0e} of its "
-                      "largest eigenvalue", NumericalWarning, stacklevel=3)
+        warnings.warn(
+            f"damping of a {gram.shape[0]}-wide gram raised from {default:.0e} to {relative:.0e} of its "
+            "largest eigenvalue",
+            NumericalWarning,
+            stacklevel=3,
+        )
     return relative, relative * largest
