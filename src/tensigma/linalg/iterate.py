@@ -22,7 +22,7 @@ S = TypeVar("S", bound=State)
 def iterate(
     step: Callable[[S], S | None], state: S, *, max_sweeps: int, tol: float
 ) -> tuple[S, tuple[float, ...], bool]:
-    """Run ``step`` until it finds nothing better, gains less than ``tol`` of the error a sweep, or ``max_sweeps`` are done.
+    """Run ``step`` until it finds nothing better, gains less than ``tol`` of the error a sweep, or for ``max_sweeps``.
 
     A step that would raise the error ends the iteration and is thrown away, so the state returned is the best one.
     """

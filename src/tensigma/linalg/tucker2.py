@@ -64,11 +64,10 @@ class Tucker2:
             return Fit(_unchanged(problem), (0.0,), converged=True)
         elimination = Elimination(problem, self.rank_out)
         start = elimination.at(self._start(problem))
-        if self.rank_in == problem.n_in:
-            state, errors, converged = start, (start.error,), True  # every basis of all channels is as good
-        else:
-            step = elimination.descent().step if self.solver == "varpro" else elimination.als_sweep
-            state, errors, converged = iterate(step, start, max_sweeps=self.max_sweeps, tol=self.tol)
+        if self.rank_in == problem.n_in:  # every basis of all channels is as good
+            return Fit(elimination.factors(start), (start.error,), converged=True)
+        step = elimination.descent().step if self.solver == "varpro" else elimination.als_sweep
+        state, errors, converged = iterate(step, start, max_sweeps=self.max_sweeps, tol=self.tol)
         return Fit(elimination.factors(state), errors, converged)
 
     def _start(self, problem: Problem) -> Tensor:

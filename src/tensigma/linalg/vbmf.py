@@ -1,7 +1,7 @@
 """Ranks from the weights alone: empirical variational Bayesian matrix factorisation, and the paper's rule built on it.
 
-The global solution of Nakajima, Sugiyama, Babacan and Tomioka (2013) is analytic once the noise variance σ² is known, and
-σ² is the minimiser of a function of one variable. Notation: Y (l, m) matrix with l ≤ m, α = l/m, γ singular values.
+The global solution of Nakajima, Sugiyama, Babacan and Tomioka (2013) is analytic once the noise variance σ² is known,
+and σ² is the minimiser of a function of one variable. Notation: Y (n, m) matrix with n ≤ m, α = n/m, γ singular values.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def vbmf_rank(matrix: Tensor) -> int:
     wide = matrix.detach().double()
     if wide.shape[0] > wide.shape[1]:
         wide = wide.T
-    l, m = wide.shape
+    n, m = wide.shape
     energies = torch.linalg.eigvalsh(wide @ wide.T).flip(0).clamp_min(0)  # γ², descending
     # What is below the rounding of the largest is zero.
-    energies = torch.where(energies > l * torch.finfo(torch.float64).eps * energies[0], energies, 0.0)
+    energies = torch.where(energies > n * torch.finfo(torch.float64).eps * energies[0], energies, 0.0)
     if energies[0] == 0:
         return 0
-    alpha = l / m
+    alpha = n / m
     tau = _THRESHOLD * math.sqrt(alpha)
     edge = (1 + tau) * (1 + alpha / tau)  # γ²/(m σ²) beyond which a component survives
     variance = _noise_variance(energies, m, alpha, edge)
@@ -49,11 +49,11 @@ def vbmf_rank(matrix: Tensor) -> int:
 
 
 def _noise_variance(energies: Tensor, m: int, alpha: float, edge: float) -> float:
-    """σ² by search on a grid of logarithms that closes in: the function may have several minima, and this sees them all."""
-    l = len(energies)
-    upper = energies.sum().item() / (l * m)
+    """σ² by a search on a grid of logarithms that closes in, which no local minimum can catch."""
+    n = len(energies)
+    upper = energies.sum().item() / (n * m)
     # At most so many components can survive; σ² is no smaller than what the rest implies.
-    most = min(math.ceil(l / (1 + alpha)) - 1, l - 1)
+    most = min(math.ceil(n / (1 + alpha)) - 1, n - 1)
     tail = energies[most:]
     lower = max(tail[0].item() / (m * edge), tail.mean().item() / m, upper * torch.finfo(torch.float64).eps ** 2)
     low, high = math.log(min(lower, upper)), math.log(upper)
@@ -69,7 +69,7 @@ def _noise_variance(energies: Tensor, m: int, alpha: float, edge: float) -> floa
 def _free_energy(energies: Tensor, m: int, alpha: float, edge: float, log_variance: Tensor) -> Tensor:
     """The objective in σ², for a grid of log σ², up to constants. The term −log γ² is left out everywhere: it does not
     depend on σ², and singular values of zero are then no special case."""
-    ratio = energies[None, :] / (m * log_variance.exp()[:, None])  # x = γ²/(m σ²), (grid, l)
+    ratio = energies[None, :] / (m * log_variance.exp()[:, None])  # x = γ²/(m σ²), (grid, n)
     survives = ratio > edge
     shifted = torch.where(survives, ratio - (1 + alpha), 2 * math.sqrt(alpha))
     tau = (shifted + (shifted.square() - 4 * alpha).clamp_min(0).sqrt()) / 2

@@ -113,7 +113,7 @@ class _Sweeps:
         )
 
     def _preconditioner(self, factors: Tucker2Factors, name: str) -> Callable[[Tensor], Tensor]:
-        """The inverse normal operator for weights that do not vary; with orthonormal bases the core's is the identity."""
+        """The inverse normal operator for constant weights; with orthonormal bases that of the core is the identity."""
         if name == "core":
             return lambda matrix: matrix
         core = factors.core.flatten(2).double()
