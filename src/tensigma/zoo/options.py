@@ -46,13 +46,14 @@ class DataOptions:
     def of(cls, spec: Spec, defaults: Mapping[str, Any]) -> DataOptions:
         """The options written in ``spec``, over ``defaults`` given as keywords."""
         names = [field.name for field in fields(cls)]
-        values = {}
+        values: dict[str, Any] = {}
         for key, value in (dict(defaults) | spec.options).items():
             if key not in names:
                 raise unknown(f"{spec}: the option", key, names)
             # Keywords take the written form too, so that mean=0.5 and classes=[3, "cat"] mean what they say.
             text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-            values[key] = None if value is None else _CONVERTERS[key](key, text)
+            if value is not None:
+                values[key] = _CONVERTERS[key](key, text)
         return cls(**values)
 
 
