@@ -20,12 +20,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from tensigma.calibration.scratch import Scratch
+from tensigma.calibration.scratch import Scratch, accumulate
 from tensigma.calibration.window import Window
 
 # Spectra and products are made in pieces of about this size, so that they stay in cache.
 PIECE_BYTES = 2 * 2**20
-TILE = 128
+TILE = 64
+MAX_TILES = 4
 
 Edge = tuple[int, ...]  # positions along one axis, negative ones counted from the end
 
@@ -161,43 +162,54 @@ class LagSums:
         n, s, height, width = maps.shape
         (nh, nw), wf = _spectrum(self.window, height, width)
         basis = _basis(height, width, nh, nw, self.recipe.lags, maps.dtype, maps.device)
-
-        def scratch(name: str, *shape: int) -> Tensor:
-            return self.scratch.get(name, shape, maps.dtype, maps.device)
-
-        # Along the rows: (2, wf, n·s·height), real parts before imaginary ones.
-        half = scratch("half", 2 * wf, n * s * height)
-        torch.mm(basis.across, maps.reshape(-1, width).T, out=half)
-        real, imag = half.view(2, wf, n * s, height)
         n_lags = len(self.recipe.lags)
         edges = _tiles(s)
-        evens = [scratch(f"even{i}", n_lags, (b - a) * (s - a)).zero_() for i, (a, b) in enumerate(edges)]
-        odds = [scratch(f"odd{i}", n_lags, (b - a) * s).zero_() for i, (a, b) in enumerate(edges)]
-        step = max(1, min(wf, PIECE_BYTES // (nh * TILE * min(s, 4 * TILE) * maps.element_size())))
+        evens = [self._scratch(f"even{i}", maps, n_lags, (b - a) * (s - a)).zero_() for i, (a, b) in enumerate(edges)]
+        odds = [self._scratch(f"odd{i}", maps, n_lags, (b - a) * s).zero_() for i, (a, b) in enumerate(edges)]
+        self._add_spectra(maps, basis, edges, evens, odds)
+        block = self._scratch("block", maps, s, s)
+        for index in range(n_lags):
+            for (first, last), even in zip(edges, evens, strict=True):
+                upper = even[index].view(last - first, s - first)
+                block[first:last, first:] = upper
+                block[last:, first:last] = upper[:, last - first :].mT
+            for (first, last), odd in zip(edges, odds, strict=True):
+                rows = odd[index].view(last - first, s)
+                block[first:last] += rows
+                block[:, first:last] -= rows.mT
+            accumulate(sums[index], block, self.scratch)
+
+    def _add_spectra(
+        self, maps: Tensor, basis: _Basis, edges: list[tuple[int, int]], evens: list[Tensor], odds: list[Tensor]
+    ) -> None:
+        n, s, height, width = maps.shape
+        wf, nh = len(basis.across) // 2, len(basis.down_real) // 2
+        # Along the rows: (2, wf, n·s·height), real parts before imaginary ones.
+        half = self._scratch("half", maps, 2 * wf, n * s * height)
+        torch.mm(basis.across, maps.reshape(-1, width).T, out=half)
+        real, imag = half.view(2, wf, n * s, height)
+        piece = nh * max(2 * n * s, (edges[0][1] - edges[0][0]) * s) * maps.element_size()
+        step = max(1, PIECE_BYTES // piece)
         for start in range(0, wf, step):
             stop = min(wf, start + step)
             # Down the columns: one (2n, s) matrix per frequency, real parts of all images above imaginary ones.
-            spectrum = scratch("spectrum", stop - start, 2 * nh, n * s)
-            torch.matmul(basis.down_real, real[start:stop].mT, out=spectrum)
+            spectrum = self._scratch("spectrum", maps, stop - start, 2 * nh, n * s)
+            torch.bmm(basis.down_real.expand(stop - start, -1, -1), real[start:stop].mT, out=spectrum)
             spectrum.baddbmm_(basis.down_imag.expand(stop - start, -1, -1), imag[start:stop].mT)
             both = spectrum.view((stop - start) * nh, 2 * n, s)
             cosines = basis.cosines[:, start * nh : stop * nh]
             sines = basis.sines[:, start * nh : stop * nh]
             for (first, last), even, odd in zip(edges, evens, odds, strict=True):
                 # Re Y̅Yᵀ is symmetric, so half of it will do; Im Y̅Yᵀ is a product minus its transpose.
-                product = scratch("product", len(both), last - first, s - first)
+                product = self._scratch("product", maps, len(both), last - first, s - first)
                 torch.bmm(both[:, :, first:last].mT, both[:, :, first:], out=product)
                 even.addmm_(cosines, product.view(len(both), -1))
-                product = scratch("product", len(both), last - first, s)
+                product = self._scratch("product", maps, len(both), last - first, s)
                 torch.bmm(both[:, n:, first:last].mT, both[:, :n], out=product)
                 odd.addmm_(sines, product.view(len(both), -1))
-        for (first, last), even, odd in zip(edges, evens, odds, strict=True):
-            even = even.view(n_lags, last - first, s - first)
-            odd = odd.view(n_lags, last - first, s)
-            sums[:, first:last, first:] += even
-            sums[:, last:, first:last] += even[:, :, last - first :].mT
-            sums[:, first:last] += odd
-            sums[:, :, first:last] -= odd.mT
+
+    def _scratch(self, name: str, like: Tensor, *shape: int) -> Tensor:
+        return self.scratch.get(name, shape, like.dtype, like.device)
 
     def _add_strips(self, maps: Tensor, sums: Tensor) -> None:
         n, s, height, width = maps.shape
@@ -229,7 +241,7 @@ class LagSums:
                 for x in xs:
                     first, second = line(1, x)[low:high], line(1, x + dx)[low + dy : high + dy]
                     total.addmm_(first.reshape(-1, s).T, second.reshape(-1, s))
-            sums[index] += total
+            accumulate(sums[index], total, self.scratch)
 
     def rows(self, tap: int) -> Tensor:
         """The sums of one tap with all taps, (groups, s, s, k), in float64."""
@@ -308,6 +320,6 @@ def _n_products(strip: Strip, height: int, width: int) -> int:
 
 
 def _tiles(s: int) -> list[tuple[int, int]]:
-    n = max(1, s // TILE)
+    n = min(max(1, s // TILE), MAX_TILES)
     edges = [s * i // n for i in range(n + 1)]
     return list(zip(edges, edges[1:], strict=False))

@@ -211,10 +211,8 @@ class Moments:
         window = self.window
         form = "lags" if prefers_lags(window, size) else "unfold"
         if form not in self._sums:
-            unfold = form == "unfold"
-            self._sums[form] = (
-                UnfoldSums(window, self._device) if unfold else LagSums(window, self._device, self.scratch)
-            )
+            kind = LagSums if form == "lags" else UnfoldSums
+            self._sums[form] = kind(window, self._device, self.scratch)
         return self._sums[form]
 
     def _settle(self) -> None:

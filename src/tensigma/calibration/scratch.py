@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+PIECE = 2**17
+
 
 class Scratch:
     """Named buffers that grow as needed. What a buffer holds is lost when its name is asked for again.
@@ -31,3 +33,18 @@ class Scratch:
     @property
     def n_bytes(self) -> int:
         return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())
+
+
+def accumulate(total: Tensor, part: Tensor, scratch: Scratch) -> None:
+    """``total += part`` in float64, without the fresh temporary that adding across precisions makes."""
+    if part.dtype == total.dtype:
+        total += part
+        return
+    if total.dim() > 2 and total[0].numel() >= PIECE:
+        for own, other in zip(total, part, strict=True):
+            accumulate(own, other, scratch)
+        return
+    rows = max(1, PIECE // max(1, part[0].numel()))
+    for start in range(0, len(part), rows):
+        some = part[start : start + rows]
+        total[start : start + rows] += scratch.get("wide", tuple(some.shape), total.dtype, total.device).copy_(some)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tensigma.calibration.scratch import Scratch, accumulate
 from tensigma.calibration.window import Window
 
 # Patch matrices are built at most this large; the choice changes speed and memory, never the result beyond rounding.
@@ -20,8 +21,9 @@ BLOCK_WIDTH = 256
 class UnfoldSums:
     """Σ over rows of u uᵀ, kept as the upper block triangle in float64, one (d, d) matrix per group."""
 
-    def __init__(self, window: Window, device: torch.device) -> None:
+    def __init__(self, window: Window, device: torch.device, scratch: Scratch) -> None:
         self.window = window
+        self.scratch = scratch
         g, d = window.groups, window.d
         self.sums = torch.zeros(g, d, d, dtype=torch.float64, device=device)
         n_blocks = max(1, d // BLOCK_WIDTH)
@@ -58,7 +60,8 @@ class UnfoldSums:
             maps = functional.pad(maps, [p for pads in reversed(window.pads) for p in pads])
         out = window.output_size([n - sum(p) for n, p in zip(maps.shape[2:], window.pads, strict=True)])
         by_channel = maps.transpose(0, 1)  # (channels, n, *size)
-        patches = maps.new_empty(window.channels, window.n_taps, len(maps), *out)
+        shape = (window.channels, window.n_taps, len(maps), *out)
+        patches = self.scratch.get("patches", shape, maps.dtype, maps.device)
         for tap, offsets in enumerate(product(*map(range, window.taps))):
             axes = zip(offsets, window.dilation, window.stride, out, strict=True)
             reads = tuple(slice(o * dil, o * dil + step * (n - 1) + 1, step) for o, dil, step, n in axes)
@@ -68,8 +71,10 @@ class UnfoldSums:
     def _add_rows(self, patches: Tensor) -> None:
         for start, stop in zip(self.edges, self.edges[1:], strict=False):
             # Only blocks on and above the diagonal: the rest is their mirror image.
-            block = patches[:, start:stop] @ patches[:, start:].transpose(1, 2)
-            self.sums[:, start:stop, start:] += block
+            shape = (len(patches), stop - start, patches.shape[1] - start)
+            block = self.scratch.get("block", shape, patches.dtype, patches.device)
+            torch.bmm(patches[:, start:stop], patches[:, start:].mT, out=block)
+            accumulate(self.sums[:, start:stop, start:], block, self.scratch)
 
     def rows(self, tap: int) -> Tensor:
         """The sums of one tap with all taps, (groups, s, s, k), in float64."""
