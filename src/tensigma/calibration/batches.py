@@ -32,7 +32,8 @@ def iterate(batches: Any) -> Iterator[Any]:
     """
     if isinstance(batches, Tensor | np.ndarray):
         raise InputError(
-            f"batches is one array of shape {tuple(batches.shape)}; pass an iterable of batches, such as [batch] or a DataLoader"
+            f"batches is one array of shape {tuple(batches.shape)}; pass an iterable of batches, such as [batch] or a"
+            " DataLoader"
         )
     if isinstance(batches, Mapping):
         raise InputError(

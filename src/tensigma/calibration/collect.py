@@ -6,49 +6,28 @@ import difflib
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from tensigma.calibration.batches import count_batches, input_of, iterate
+from tensigma.calibration.architecture import compressible, fingerprint
+from tensigma.calibration.batches import count_batches, input_of, is_batch, is_one_shot, iterate, labels_of
+from tensigma.calibration.checkpoint import Checkpoint, State
+from tensigma.calibration.collector import Collector
+from tensigma.calibration.distributed import process_group, rank_and_size, reduce_stats
 from tensigma.calibration.guard import borrowed, device_of
-from tensigma.calibration.moments import Moments
-from tensigma.calibration.stats import Calibration, LayerStats, compressible, fingerprint
+from tensigma.calibration.memory import MemoryEstimate, estimate_memory, parse_bytes, plan_passes
+from tensigma.calibration.progress import Progress, reporter
+from tensigma.calibration.stats import Calibration, LayerStats
 from tensigma.errors import CalibrationWarning, InputError, TensigmaError
-from tensigma.layers import Geometry
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far a calibration has come, in batches.
-
-    >>> Progress(done=5, total=20, samples=80, seconds=2.0).remaining
-    6.0
-    """
-
-    done: int
-    total: int | None
-    samples: int
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Samples a second."""
-        return self.samples / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def remaining(self) -> float | None:
-        """Seconds to go at the present rate, where the end is known."""
-        if self.total is None or not self.done:
-            return None
-        return self.seconds / self.done * (self.total - self.done)
 
 
 def calibrate(
@@ -58,49 +37,200 @@ def calibrate(
     layers: str | Sequence[str] | None = None,
     max_samples: int | None = None,
     max_batches: int | None = None,
+    memory: int | str | None = None,
+    fisher: Literal["model", "labels"] | None = None,
     input: str | int | None = None,
     device: torch.device | str | None = None,
     progress: bool | Callable[[Progress], None] = False,
     data_name: str | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    checkpoint_every: int = 50,
+    resume: bool = False,
+    seed: int = 0,
 ) -> Calibration:
-    """Gather the moments of the input of every convolution and Linear layer of ``model`` while it runs over ``batches``.
+    """Gather the moments of the input of every convolution and Linear layer while ``model`` runs over ``batches``.
 
-    Labels are never read. ``batches`` is any iterable of tensors, tuples (first item is the input) or dicts (``input``
-    names the entry), or a list of several such loaders. The model runs in evaluation mode and comes back as it was.
+    Labels are never read, unless ``fisher="labels"``. The model runs in evaluation mode and comes back as it was: mode,
+    hooks, gradients, device and random number generators, whatever happens in between.
 
-    ``layers`` are names or patterns such as ``"layer1.*"`` (default: all).
+    Args:
+        batches: any iterable of tensors, tuples (first item is the input) or dicts (``input`` names the entry), or a
+            list of several such loaders.
+        layers: names or patterns such as ``"layer1.*"``; all layers by default.
+        max_samples: stop after this many samples, cutting the last batch; ``max_batches`` likewise. In each process, if
+            there are several.
+        memory: bytes, or text such as ``"4GB"``, that sums and results may take together beyond the model's own forward
+            pass. Layers are then gathered in as many passes over ``batches`` as it takes, with the same result.
+        fisher: also gather the mean squared gradient of each weight, with labels drawn from the predictions of the
+            model (``"model"``, drawn with ``seed``) or taken from the batches (``"labels"``).
+        device: where to run; by default where the model is.
+        progress: True for lines in the log, or a function that is called with a :class:`Progress` after each batch.
+        data_name: what to call the data in the statistics.
+        checkpoint: a folder for the state of the run, written every ``checkpoint_every`` batches. With ``resume`` a
+            killed run goes on from there; the loader must then give the same batches in the same order, as one that
+            shuffles by torch's own generator does. The folder may be removed once the statistics are saved.
+
+    Under ``torchrun`` each process passes its own share of the data and all receive the statistics of the whole.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 10))
     >>> stats = calibrate(model, [torch.randn(4, 3, 4, 4) for _ in range(2)])
     >>> {name: (layer.d, layer.count) for name, layer in stats.items()}
     {'0': (27, 128), '3': (128, 8)}
     """
+    for option, value in (("max_samples", max_samples), ("max_batches", max_batches)):
+        if value is not None and value < 1:
+            raise InputError(f"{option}={value} must be at least 1")
+    if fisher not in (None, "model", "labels"):
+        raise InputError(f'fisher={fisher!r} is not known; use "model", "labels" or None')
     targets = select_layers(model, layers)
-    with borrowed(model, device), torch.no_grad():
-        collector = Collector(targets)
-        with collector.attached():
-            done = run(
-                model,
-                batches,
-                collector,
-                max_samples=max_samples,
-                max_batches=max_batches,
-                input=input,
-                report=reporter(progress),
-            )
-        if not done:
-            raise InputError("no batches: the iterable given as batches is empty")
-        found = collector.finish()
+    limit = None if memory is None else parse_bytes(memory)
+    estimate = estimate_memory(targets, max_samples=max_samples, memory=limit)
+    passes = plan_passes(estimate, limit)
+    if len(passes) > 1 and is_one_shot(batches):
+        raise InputError(
+            f"memory={memory} needs {len(passes)} passes over the data, but batches is an iterator that can be read"
+            " once; pass a list or a DataLoader, or allow more memory"
+        )
+    logger.info("calibration of %d layers needs up to %.2f GB", len(targets), estimate.total / 1e9)
+    options: dict[str, Any] = {
+        "passes": passes,
+        "max_samples": max_samples,
+        "max_batches": max_batches,
+        "fisher": fisher,
+        "seed": seed,
+    }
+    with borrowed(model, device), torch.no_grad(), process_group(device_of(model)) as many:
+        saves = None
+        if checkpoint is not None:
+            rank, size = rank_and_size()
+            folder = Path(checkpoint) / f"rank-{rank}-of-{size}" if many else Path(checkpoint)
+            options["weights"] = checksum(model)
+            saves = Checkpoint(folder, fingerprint=fingerprint(model), options=options)
+        runner = Runner(
+            model=model,
+            batches=batches,
+            targets=targets,
+            passes=passes,
+            limits=(max_samples, max_batches),
+            input=input,
+            fisher=fisher,
+            seed=seed,
+            report=reporter(progress),
+            estimate=estimate,
+            checkpoint=saves,
+            checkpoint_every=checkpoint_every,
+        )
+        failure: BaseException | None = None
+        found: Mapping[str, LayerStats] = {}
+        try:
+            found = runner.run((saves.load(resume=resume) if saves else None) or State())
+        except Exception as error:
+            if not many:
+                raise
+            failure = error
+        if many:
+            found = reduce_stats(found, failure)
+    ordered = {name: found[name] for name in targets if name in found}
     unreached = tuple(name for name in targets if name not in found)
     if unreached:
         warnings.warn(
-            f"no batch reached {_listing(unreached)}: the model does not call it in its forward pass"
-            if len(unreached) == 1
-            else f"no batch reached {_listing(unreached)}: the model does not call them in its forward pass",
+            f"no batch reached {_listing(unreached)}: the forward pass of the model does not call "
+            + ("it" if len(unreached) == 1 else "them"),
             CalibrationWarning,
             stacklevel=2,
         )
-    return Calibration(found, fingerprint=fingerprint(model), data=data_name, unreached=unreached)
+    return Calibration(ordered, fingerprint=fingerprint(model), data=data_name, unreached=unreached)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """One calibration: passes over the data, batch by batch, with checkpoints in between."""
+
+    model: nn.Module
+    batches: Any
+    targets: Mapping[str, nn.Module]
+    passes: list[list[str]]
+    limits: tuple[int | None, int | None]  # samples, batches
+    input: str | int | None
+    fisher: Literal["model", "labels"] | None
+    seed: int
+    report: Callable[[Progress], None]
+    estimate: MemoryEstimate
+    checkpoint: Checkpoint | None
+    checkpoint_every: int
+
+    def run(self, state: State) -> Mapping[str, LayerStats]:
+        """Go on from ``state`` to the end."""
+        generators = _loader_generators(self.batches)
+        for number in range(state.finished_passes, len(self.passes)):
+            # The same order of batches in every pass.
+            torch.set_rng_state(state.rng)
+            for generator, start in generators:
+                generator.set_state(start)
+            state = self._pass(number, state)
+            if self.checkpoint and number + 1 < len(self.passes):
+                self.checkpoint.save(state)
+        return state.layers
+
+    def _pass(self, number: int, start: State) -> State:
+        names = self.passes[number]
+        finished = {name: stats for name, stats in start.layers.items() if name not in names}
+        before = {name: stats for name, stats in start.layers.items() if name in names}
+        collector = Collector({name: self.targets[name] for name in names}, before, self.estimate.pending)
+        with collector.attached():
+            state = self._batches(number, start, collector, finished)
+        if not state.batches:
+            raise InputError("no batches: the iterable given as batches is empty")
+        return replace(
+            state, layers={**finished, **collector.finish()}, finished_passes=number + 1, batches=0, samples=0
+        )
+
+    def _batches(self, number: int, start: State, collector: Collector, finished: dict[str, LayerStats]) -> State:
+        max_samples, max_batches = self.limits
+        device = device_of(self.model)
+        weights = {name: cast(Tensor, module.weight) for name, module in collector.targets.items()}
+        if self.fisher:
+            for parameter in self.model.parameters():
+                parameter.requires_grad_(False)
+            for weight in weights.values():
+                weight.requires_grad_(True)
+        total = _total_batches(self.batches, max_batches)
+        clock = time.perf_counter()
+        done = samples = 0
+        for index, batch in enumerate(iterate(self.batches)):
+            x = input_of(batch, self.input, index)
+            if max_samples is not None:
+                if total is None and len(x):
+                    total = -(-max_samples // len(x))
+                x = x[: max_samples - samples]
+            done, samples = done + 1, samples + len(x)
+            if done > start.batches and len(x):
+                x = x if device is None else x.to(device)
+                forward(self.model, x, index)
+                if self.fisher:
+                    labels = labels_of(batch, index)[: len(x)] if self.fisher == "labels" else None
+                    collector.add_fisher(self.model, weights, x, labels, self.seed + index)
+                collector.end_batch(len(x))
+                n_passes = len(self.passes)
+                self.report(
+                    Progress(
+                        done=number * (total or 0) + done,
+                        total=None if total is None else n_passes * max(total, done),
+                        samples=samples - start.samples,
+                        seconds=time.perf_counter() - clock,
+                        first=number * (total or 0) + start.batches,
+                        passes=n_passes,
+                        memory=self.estimate.total,
+                    )
+                )
+                if self.checkpoint and done % self.checkpoint_every == 0:
+                    so_far = {**finished, **collector.peek()}
+                    self.checkpoint.save(replace(start, layers=so_far, batches=done, samples=samples))
+            if done == max_batches or samples == max_samples:
+                break
+        if done and not samples:
+            raise InputError("all batches are empty")
+        return replace(start, batches=done, samples=samples)
 
 
 def select_layers(model: nn.Module, layers: str | Sequence[str] | None) -> dict[str, nn.Module]:
@@ -127,110 +257,6 @@ def select_layers(model: nn.Module, layers: str | Sequence[str] | None) -> dict[
     return {name: module for name, module in every.items() if name in chosen}
 
 
-class Collector:
-    """Moments of chosen layers, fed by forward hooks while it is attached."""
-
-    def __init__(self, targets: dict[str, nn.Module]) -> None:
-        self.targets = targets
-        self.moments: dict[str, Moments] = {}
-        self.shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        self.outputs: dict[str, tuple[Tensor, int]] = {}
-        self.samples: dict[str, int] = {}
-        self._reached: set[str] = set()
-
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for name, module in self.targets.items():
-                handle = module.register_forward_hook(self._hook(name, Geometry.of(module)), with_kwargs=True)
-                stack.callback(handle.remove)
-            yield
-
-    def _hook(self, name: str, geometry: Geometry) -> Callable[..., None]:
-        n_spatial = geometry.n_spatial
-
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-            x = args[0] if args else kwargs["input"]
-            if name not in self.moments:
-                self.moments[name] = Moments(geometry, name=name)
-                batched = x.dim() > n_spatial + 1
-                self.shapes[name] = (
-                    tuple(x.shape[1:] if batched else x.shape),
-                    tuple(output.shape[1:] if batched else output.shape),
-                )
-            self.moments[name].update(x.detach())
-            self._reached.add(name)
-            axis = output.dim() - 1 - n_spatial
-            sizes, n = self.outputs.get(name, (0.0, 0))
-            self.outputs[name] = (sizes + _abs_sum(output.detach(), axis), n + output.numel() // output.shape[axis])
-
-        return hook
-
-    def end_batch(self, n_samples: int) -> None:
-        for name in self._reached:
-            self.samples[name] = self.samples.get(name, 0) + n_samples
-        self._reached.clear()
-
-    def finish(self) -> dict[str, LayerStats]:
-        found = {}
-        for name in self.targets:
-            # Taken out one by one, so that sums and results of all layers never exist together.
-            moments = self.moments.pop(name, None)
-            if moments is None or not moments.count:
-                continue
-            stats = moments.finish()
-            input_shape, output_shape = self.shapes[name]
-            sizes, n = self.outputs[name]
-            found[name] = LayerStats(
-                mean=stats._mean,
-                covariance=stats._covariance,
-                rows=stats._rows,
-                count=stats.count,
-                samples=self.samples.get(name, 0),
-                input_shape=input_shape,
-                output_shape=output_shape,
-                output_abs_mean=(sizes / n).to(stats.dtype),
-                output_count=n,
-            )
-        return found
-
-
-def run(
-    model: nn.Module,
-    batches: Any,
-    collector: Collector,
-    *,
-    max_samples: int | None,
-    max_batches: int | None,
-    input: str | int | None,
-    report: Callable[[Progress], None],
-) -> int:
-    """Feed batches to the model until they or the limits end; returns the number of batches."""
-    device = device_of(model)
-    total = count_batches(batches)
-    if max_batches is not None:
-        total = max_batches if total is None else min(total, max_batches)
-    start = time.perf_counter()
-    state = Progress(done=0, total=total, samples=0, seconds=0.0)
-    if max_batches == 0 or max_samples == 0:
-        raise InputError("max_batches and max_samples must be at least 1")
-    for index, batch in enumerate(iterate(batches)):
-        x = input_of(batch, input, index)
-        if max_samples is not None:
-            x = x[: max_samples - state.samples]
-        if not len(x):
-            continue
-        forward(model, x.to(device) if device is not None else x, index)
-        collector.end_batch(len(x))
-        state = replace(state, done=state.done + 1, samples=state.samples + len(x), seconds=time.perf_counter() - start)
-        if max_samples is not None and state.total is None:
-            state = replace(state, total=-(-max_samples // len(x)))
-        report(state)
-        if state.done == max_batches or state.samples == max_samples:
-            break
-    return state.done
-
-
 def forward(model: nn.Module, x: Tensor, index: int) -> Any:
     try:
         return model(x)
@@ -241,29 +267,28 @@ def forward(model: nn.Module, x: Tensor, index: int) -> Any:
         raise InputError(f"the model rejected batch {index} ({kind}): {type(error).__name__}: {error}") from error
 
 
-def reporter(progress: bool | Callable[[Progress], None]) -> Callable[[Progress], None]:
-    """What to do with progress: nothing, a line of the log, or the caller's own function."""
-    if callable(progress):
-        return progress
-    if not progress:
-        return lambda state: None
-
-    def log(state: Progress) -> None:
-        total = "" if state.total is None else f" of {state.total}"
-        remaining = "" if state.remaining is None else f", {state.remaining:.0f} s to go"
-        logger.info("calibration: batch %d%s, %.1f samples/s%s", state.done, total, state.rate, remaining)
-
-    return log
+def checksum(model: nn.Module) -> list[float]:
+    """A few numbers that change when weights do."""
+    sums = [
+        tensor.detach().double().abs().sum().item()
+        for tensor in model.state_dict().values()
+        if tensor.is_floating_point()
+    ]
+    return [len(sums), sum(sums), sum(value * (index % 97 + 1) for index, value in enumerate(sums))]
 
 
-def _abs_sum(output: Tensor, axis: int) -> Tensor:
-    """Σ|y| for each channel, in float64."""
-    others = [i for i in range(output.dim()) if i != axis]
-    if not others:
-        return output.abs().double()
-    return torch.linalg.vector_norm(
-        output, ord=1, dim=others, dtype=torch.promote_types(output.dtype, torch.float32)
-    ).double()
+def _total_batches(batches: Any, most: int | None) -> int | None:
+    total = count_batches(batches)
+    if most is None:
+        return total
+    return most if total is None else min(total, most)
+
+
+def _loader_generators(batches: Any) -> list[tuple[torch.Generator, Tensor]]:
+    """Generators that loaders shuffle with, and their present states."""
+    loaders = batches if isinstance(batches, tuple | list) else [batches]
+    generators = [getattr(loader, "generator", None) for loader in loaders if not is_batch(loader)]
+    return [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]
 
 
 def _listing(names: Sequence[str], most: int = 8) -> str:

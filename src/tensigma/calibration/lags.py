@@ -2,16 +2,17 @@
 
 Notation: x the zero-padded map, a and b taps, δ = dilation·(b − a) their lag, y the position under tap a. Then
 
-    Σ_z x(z+a) x(z+b)ᵀ = Σ_{all y} x(y) x(y+δ)ᵀ − (the y that no window puts under tap a while both taps are on the map),
+    Σ_z x(z+a) x(z+b)ᵀ = Σ_{all y} x(y) x(y+δ)ᵀ − (the y that no window puts under a while a and b are on the map),
 
-and the second term is made of whole rows and whole columns (their crossings counted once too often). The first term is
-a correlation, read from the Fourier transform at the few lags that a kernel has. The transform is a pair of matrix
+and the second term is made of whole rows and whole columns (their crossings counted once too often). The first term
+is a correlation, read from the Fourier transform at the few lags that a kernel has. The transform is a pair of matrix
 products: maps are small, only exact zero-padding by the largest lag is needed, and the result comes out in the layout
 that the next product wants, one (image, channel) matrix per frequency.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ class LagSums:
         assert plane is not None
         height, width = (1, *size)[-2:]
         plan = recipe(plane)
-        (nh, nw), wf = _spectrum(plane, height, width)
+        (nh, _nw), wf = _spectrum(plane, height, width)
         s = window.s
         transform = s * height * width * 2 * wf + 4 * s * height * nh * wf
         products = s * s * nh * wf * (3 + 2 * len(plan.lags) / n_maps)
@@ -159,8 +160,8 @@ class LagSums:
             self._add_strips(part, self.strips[group])
 
     def _add_lags(self, maps: Tensor, sums: Tensor) -> None:
-        n, s, height, width = maps.shape
-        (nh, nw), wf = _spectrum(self.window, height, width)
+        _n, s, height, width = maps.shape
+        (nh, nw), _wf = _spectrum(self.window, height, width)
         basis = _basis(height, width, nh, nw, self.recipe.lags, maps.dtype, maps.device)
         n_lags = len(self.recipe.lags)
         edges = _tiles(s)
@@ -212,7 +213,7 @@ class LagSums:
         return self.scratch.get(name, shape, like.dtype, like.device)
 
     def _add_strips(self, maps: Tensor, sums: Tensor) -> None:
-        n, s, height, width = maps.shape
+        _n, s, height, width = maps.shape
         lines: dict[tuple[int, int], Tensor] = {}
 
         def line(axis: int, position: int) -> Tensor:
@@ -322,4 +323,4 @@ def _n_products(strip: Strip, height: int, width: int) -> int:
 def _tiles(s: int) -> list[tuple[int, int]]:
     n = min(max(1, s // TILE), MAX_TILES)
     edges = [s * i // n for i in range(n + 1)]
-    return list(zip(edges, edges[1:], strict=False))
+    return list(itertools.pairwise(edges))

@@ -161,8 +161,9 @@ class Moments:
         sample = _widen(maps.detach()[:64]).double()
         mean = sample.mean(others)
         spread = (sample - mean.reshape(-1, *(1,) * self.window.n_spatial)).square().mean(others).sqrt()
-        # A pilot need only be rough. With few digits, the value that a ReLU repeats keeps few digits too and its products
-        # are exact; otherwise their rounding errors all point the same way and add up (1e-6 of the result, not 1e-7).
+        # A pilot need only be rough. With few digits, the value that a ReLU repeats keeps few digits too and its
+        # products are exact; otherwise their rounding errors all point the same way and add up, to 1e-6 of the result
+        # and not 1e-7.
         grid = torch.exp2(torch.floor(torch.log2(spread)) - 3)
         pilot = torch.where(spread > 0, (mean / grid).round() * grid, mean)
         # Bad values are found and named when maps are added.

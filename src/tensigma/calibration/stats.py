@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from os import PathLike
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
+from tensigma.calibration.architecture import fingerprint, first_difference
+from tensigma.calibration.store import read_manifest, read_tensor, write_store
 from tensigma.errors import InputError, StoreError
-from tensigma.layers import TARGETS, Geometry
 
 
 class LayerStats:
     """Moments of the rows ``u`` that one layer multiplies by its weights, averaged over samples and positions.
 
-    Rows are patches in the order of :func:`torch.nn.functional.unfold` (index = channel · taps + tap); for Linear layers
-    they are the input vectors, for transposed convolutions the channel vectors of the input map. Grouped layers have one
-    entry per group: ``mean`` (g, d), ``covariance`` and ``gram`` (g, d, d).
+    Rows are patches in the order of :func:`torch.nn.functional.unfold` (index = channel · taps + tap); for Linear
+    layers they are the input vectors, for transposed convolutions the channel vectors of the input map. Grouped layers
+    have one entry per group: ``mean`` (g, d), ``covariance`` and ``gram`` (g, d, d).
 
     The *centred* moment is what is stored, in float32 unless the model runs in float64, so that a mean far larger than
     the spread costs nothing; :attr:`gram` is put together on demand. Where a very wide Linear layer has met fewer rows
@@ -42,9 +48,13 @@ class LayerStats:
         output_count: int | None = None,
         fisher: Tensor | Callable[[], Tensor] | None = None,
         fisher_samples: int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         if (covariance is None) == (rows is None):
             raise InputError("LayerStats takes either a covariance or rows, and exactly one of them")
+        stored = rows if covariance is None else covariance
+        #: Precision of the stored moments.
+        self.dtype = stored.dtype if isinstance(stored, Tensor) else dtype or torch.float32
         # Means keep float64: merging subtracts them from each other.
         self._mean = mean.double()
         self._covariance = covariance
@@ -92,13 +102,7 @@ class LayerStats:
     @property
     def mean(self) -> Tensor:
         """E[u], shape (d,) or (g, d), in the precision of the covariance."""
-        return self._mean.to(torch.float32 if self.dtype == torch.float32 else torch.float64)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        stored = self.rows if self._covariance is None else self.covariance
-        assert stored is not None
-        return stored.dtype
+        return self._mean.to(self.dtype)
 
     @property
     def rows(self) -> Tensor | None:
@@ -127,10 +131,83 @@ class LayerStats:
 
     @property
     def fisher(self) -> Tensor | None:
-        """Mean over samples of the squared gradient of each weight, in the shape of the weight; None if not gathered."""
+        """Mean over samples of the squared gradient of each weight, shaped like the weight; None if not gathered."""
         if callable(self._fisher):
             self._fisher = self._fisher()
         return self._fisher
+
+    def replace(self, **fields: Any) -> LayerStats:
+        """The same moments with other fields beside them."""
+        kept: dict[str, Any] = {
+            "count": self.count,
+            "samples": self.samples,
+            "input_shape": self.input_shape,
+            "output_shape": self.output_shape,
+            "output_abs_mean": self.output_abs_mean,
+            "output_count": self.output_count,
+            "fisher": self._fisher,
+            "fisher_samples": self.fisher_samples,
+        }
+        kept.update(fields)
+        return LayerStats(mean=self._mean, covariance=self._covariance, rows=self._rows, dtype=self.dtype, **kept)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Everything a store keeps of this layer as tensors."""
+        found = {
+            "mean": self._mean,
+            "rows" if self._covariance is None else "covariance": self.rows
+            if self._covariance is None
+            else self.covariance,
+            "output_abs_mean": self.output_abs_mean,
+            "fisher": self.fisher,
+        }
+        return {key: tensor for key, tensor in found.items() if tensor is not None}
+
+    def _fields(self) -> dict[str, Any]:
+        """Everything a store keeps of this layer in its manifest."""
+        return {
+            "d": self.d,
+            "groups": self.groups,
+            "count": self.count,
+            "samples": self.samples,
+            "input_shape": list(self.input_shape),
+            "output_shape": list(self.output_shape),
+            "output_count": self.output_count,
+            "fisher_samples": self.fisher_samples,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "tensors": list(self._tensors_present()),
+        }
+
+    def _tensors_present(self) -> Iterator[str]:
+        yield "mean"
+        yield "rows" if self._covariance is None else "covariance"
+        if self.output_abs_mean is not None:
+            yield "output_abs_mean"
+        if self._fisher is not None:
+            yield "fisher"
+
+    @classmethod
+    def _stored(cls, file: Path, entry: Mapping[str, Any]) -> LayerStats:
+        """A layer of a store; its large tensors are read when asked for."""
+        present = set(entry["tensors"])
+
+        def later(key: str) -> Callable[[], Tensor] | None:
+            return (lambda: read_tensor(file, key)) if key in present else None
+
+        return cls(
+            mean=read_tensor(file, "mean"),
+            covariance=later("covariance"),
+            rows=later("rows"),
+            count=entry["count"],
+            samples=entry["samples"],
+            input_shape=tuple(entry["input_shape"]),
+            output_shape=tuple(entry["output_shape"]),
+            output_abs_mean=read_tensor(file, "output_abs_mean") if "output_abs_mean" in present else None,
+            output_count=entry["output_count"],
+            fisher=later("fisher"),
+            fisher_samples=entry["fisher_samples"],
+            dtype=getattr(torch, entry["dtype"]),
+        )
 
     def __repr__(self) -> str:
         shape = f"{self.groups}×{self.d}" if self._mean.dim() == 2 else str(self.d)
@@ -185,6 +262,28 @@ def _average(first: Tensor | None, second: Tensor | None, n_first: int, n_second
     return (total / max(n_first + n_second, 1)).to(first.dtype)
 
 
+class StoredLayers(Mapping[str, LayerStats]):
+    """Layers of a store on disk. A layer in use elsewhere is shared, one that nobody holds any more is forgotten."""
+
+    def __init__(self, folder: Path, entries: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.entries = entries
+        self._in_use: WeakValueDictionary[str, LayerStats] = WeakValueDictionary()
+
+    def __getitem__(self, name: str) -> LayerStats:
+        stats = self._in_use.get(name)
+        if stats is None:
+            entry = self.entries[name]
+            self._in_use[name] = stats = LayerStats._stored(self.folder / entry["file"], entry)
+        return stats
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
 class Calibration(Mapping[str, LayerStats]):
     """Moments by layer name, with what is needed to know whether they fit a model.
 
@@ -224,6 +323,8 @@ class Calibration(Mapping[str, LayerStats]):
     @property
     def samples(self) -> int:
         """Number of model inputs seen (the most that any layer met)."""
+        if isinstance(self._layers, StoredLayers):
+            return max((entry["samples"] for entry in self._layers.entries.values()), default=0)
         return max((stats.samples for stats in self.values()), default=0)
 
     def __repr__(self) -> str:
@@ -248,6 +349,48 @@ class Calibration(Mapping[str, LayerStats]):
             unreached=tuple(name for name in dict.fromkeys(self.unreached + other.unreached) if name not in layers),
         )
 
+    def save(self, path: str | PathLike[str], *, force: bool = False) -> None:
+        """Write to the new folder ``path``: one safetensors file per layer and a manifest, all of it or nothing.
+
+        ``force`` allows replacing an older store; a folder that is not a store is never replaced.
+        """
+        write_store(path, self._manifest(), self._parts(), force=force)
+
+    def _manifest(self) -> dict[str, Any]:
+        return {
+            "kind": "statistics",
+            "library": f"tensigma {version('tensigma')}",
+            "data": self.data,
+            "samples": self.samples,
+            "unreached": list(self.unreached),
+            "fingerprint": self.fingerprint,
+        }
+
+    def _parts(self) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Any]]]:
+        for name, stats in self.items():
+            yield name, stats._tensors(), stats._fields()
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Calibration:
+        """Open a store written by :meth:`save`. Layers are read when they are asked for, and freed when no longer used.
+
+        >>> import tempfile
+        >>> stats = Calibration({"fc": LayerStats.from_rows(torch.eye(3))}, data="identity")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     stats.save(f"{folder}/stats")
+        ...     Calibration.load(f"{folder}/stats")["fc"].count
+        3
+        """
+        manifest = read_manifest(path)
+        if manifest.get("kind") != "statistics":
+            raise StoreError(f"{path} holds a checkpoint of an unfinished calibration; resume it instead of loading it")
+        return cls(
+            StoredLayers(Path(path), manifest["layers"]),
+            fingerprint=manifest["fingerprint"],
+            data=manifest["data"],
+            unreached=tuple(manifest["unreached"]),
+        )
+
     def check_model(self, model: nn.Module) -> None:
         """Raise :class:`~tensigma.errors.StoreError` naming the first difference if ``model`` is built otherwise.
 
@@ -258,49 +401,3 @@ class Calibration(Mapping[str, LayerStats]):
         difference = first_difference(self.fingerprint, fingerprint(model), mine="the statistics", yours="the model")
         if difference:
             raise StoreError(f"these statistics belong to another architecture: {difference}")
-
-
-def fingerprint(model: nn.Module) -> dict[str, str]:
-    """Name → geometry in words, for every layer of ``model`` that Tensigma can compress.
-
-    >>> fingerprint(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Linear(4, 2)))
-    {'0': 'conv 3→4 kernel 3×3 stride 1×1 padding 1×1 dilation 1×1 groups 1 zeros', '2': 'linear 4→2'}
-    """
-    return {name: describe(Geometry.of(module)) for name, module in compressible(model)}
-
-
-def compressible(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Names and modules of the layers Tensigma can read, in the order of the model."""
-    for name, module in model.named_modules():
-        if type(module) in TARGETS:
-            yield name, module
-
-
-def describe(geometry: Geometry) -> str:
-    text = f"{geometry.kind} {geometry.in_channels}→{geometry.out_channels}"
-    if not geometry.n_spatial:
-        return text
-    padding = geometry.padding if isinstance(geometry.padding, str) else _times(geometry.padding)
-    return (
-        f"{text} kernel {_times(geometry.kernel_size)} stride {_times(geometry.stride)} padding {padding}"
-        f" dilation {_times(geometry.dilation)} groups {geometry.groups} {geometry.padding_mode}"
-    )
-
-
-def first_difference(
-    first: Mapping[str, str], second: Mapping[str, str], mine: str = "the first", yours: str = "the second"
-) -> str | None:
-    """The first layer in which two fingerprints differ, in words, or None."""
-    for name in first:
-        if name not in second:
-            return f"layer {name!r} ({first[name]}) of {mine} is missing in {yours}"
-        if first[name] != second[name]:
-            return f"layer {name!r} is {first[name]} in {mine} and {second[name]} in {yours}"
-    for name in second:
-        if name not in first:
-            return f"layer {name!r} ({second[name]}) of {yours} is missing in {mine}"
-    return None
-
-
-def _times(sizes: tuple[int, ...]) -> str:
-    return "×".join(map(str, sizes))

@@ -1,4 +1,4 @@
-"""Sums of patch products by unfolding blocks of images: every geometry, and the best form for small maps and 1×1 kernels."""
+"""Sums of patch products by unfolding blocks of images: for every geometry, and best for small maps and 1×1 kernels."""
 
 from __future__ import annotations
 

@@ -105,8 +105,9 @@ class Window:
     def border_sums(self, total: Tensor) -> tuple[Tensor, Tensor]:
         """Sums of the map over what each pair of taps sees, and the number of output positions where both see the map.
 
-        ``total`` (channels, *size) is the sum of all maps. Returns ``sums`` (channels, k, k), where entry (c, a, b) adds
-        channel c under tap a over the output positions where tap b lies inside the map, and ``counts`` (k, k) for one map.
+        ``total`` (channels, *size) is the sum of all maps. Returns ``sums`` (channels, k, k), where entry (c, a, b)
+        adds channel c under tap a over the output positions where tap b lies inside the map, and ``counts`` (k, k) for
+        one map.
         """
         size = total.shape[1:]
         if not self.n_spatial:

@@ -1,0 +1,87 @@
+"""Unfinished calibrations on disk, from which a killed run goes on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensigma.calibration.architecture import first_difference
+from tensigma.calibration.stats import Calibration, LayerStats, StoredLayers
+from tensigma.calibration.store import read_manifest, write_store
+from tensigma.errors import StoreError
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """Where a calibration stands: statistics of finished passes and of the first ``batches`` batches of this one."""
+
+    layers: Mapping[str, LayerStats] = field(default_factory=dict)
+    finished_passes: int = 0
+    batches: int = 0
+    samples: int = 0
+    #: State of torch's generator before the first batch, so that a shuffling loader repeats its order.
+    rng: Tensor = field(default_factory=torch.get_rng_state)
+
+
+class Checkpoint:
+    """A folder that holds the latest state of one calibration, always complete."""
+
+    def __init__(self, folder: str | Path, *, fingerprint: Mapping[str, str], options: Mapping[str, Any]) -> None:
+        self.folder = Path(folder)
+        self.fingerprint = dict(fingerprint)
+        #: Whatever must be the same for the rest of the run to fit its beginning.
+        self.options = dict(options)
+
+    def save(self, state: State) -> None:
+        """Write the state beside the previous one, then remove that."""
+        older = self._steps()
+        step = int(older[-1].name.partition("-")[2]) + 1 if older else 1
+        manifest = {
+            **Calibration(state.layers, fingerprint=self.fingerprint)._manifest(),
+            "kind": "checkpoint",
+            "options": self.options,
+            "finished_passes": state.finished_passes,
+            "batches": state.batches,
+            "samples": state.samples,
+            "rng": state.rng.tolist(),
+        }
+        parts = Calibration(state.layers)._parts()
+        write_store(self.folder / f"step-{step:06d}", manifest, parts)
+        for folder in older:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def load(self, *, resume: bool) -> State | None:
+        """The latest state, or None where there is none. Without ``resume`` there must be none."""
+        steps = self._steps()
+        if not steps:
+            return None
+        if not resume:
+            raise StoreError(
+                f"{self.folder} holds a checkpoint; pass resume=True to go on from it, or remove the folder"
+            )
+        manifest = read_manifest(steps[-1])
+        difference = first_difference(manifest["fingerprint"], self.fingerprint, "the checkpoint", "the model")
+        if difference:
+            raise StoreError(f"the checkpoint {steps[-1]} belongs to another architecture: {difference}")
+        for key, value in self.options.items():
+            if manifest["options"].get(key) != value:
+                raise StoreError(
+                    f"the checkpoint {steps[-1]} was made with {key}={manifest['options'].get(key)!r}, this run has"
+                    f" {key}={value!r}; resume with the same settings, or remove the folder"
+                )
+        return State(
+            layers=dict(StoredLayers(steps[-1], manifest["layers"])),
+            finished_passes=manifest["finished_passes"],
+            batches=manifest["batches"],
+            samples=manifest["samples"],
+            rng=torch.tensor(manifest["rng"], dtype=torch.uint8),
+        )
+
+    def _steps(self) -> list[Path]:
+        return sorted(path for path in self.folder.glob("step-*") if path.is_dir())

@@ -1,0 +1,57 @@
+"""Squared gradients of single samples: the diagonal of the Fisher information, weight by weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tensigma.errors import InputError
+
+
+def squared_gradients(
+    model: nn.Module, weights: Mapping[str, Tensor], x: Tensor, labels: Tensor | None, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Σ over samples of (∂ log p(label) / ∂ weight)², in float64; labels not given are drawn from the model's softmax.
+
+    Samples go through the model one by one: squares of single gradients cannot be read from the gradient of a batch,
+    and this way layers that are called several times, or by rules of their own, need no special care.
+    """
+    sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
+    with torch.enable_grad():
+        for index in range(len(x)):
+            logits = _logits(model(x[index : index + 1]))
+            if labels is None:
+                scores = logits.detach().movedim(1, -1)
+                chances = scores.reshape(-1, scores.shape[-1]).double().softmax(-1).cpu()
+                drawn = torch.multinomial(chances, 1, generator=generator)
+                target = drawn.reshape(scores.shape[:-1]).to(logits.device)
+            else:
+                target = labels[index : index + 1].to(logits.device)
+            loss = functional.cross_entropy(logits.float(), target, reduction="sum")
+            for (name, total), gradient in zip(
+                sums.items(), torch.autograd.grad(loss, list(weights.values()), allow_unused=True), strict=True
+            ):
+                if gradient is not None:
+                    total += gradient.double().square()
+                    _check(name, gradient)
+    return sums
+
+
+def _logits(output: Any) -> Tensor:
+    if isinstance(output, Mapping):
+        output = output.get("logits", next(iter(output.values()), None))
+    elif isinstance(output, tuple | list):
+        output = output[0]
+    output = getattr(output, "logits", output)
+    if not isinstance(output, Tensor) or output.dim() < 2:
+        raise InputError("fisher= needs a model whose output is a tensor of class scores, (batch, classes, …)")
+    return output
+
+
+def _check(name: str, gradient: Tensor) -> None:
+    if not torch.isfinite(gradient).all():
+        raise InputError(f"layer {name!r}: the gradient of its weight holds NaN or infinite values")

@@ -1,0 +1,132 @@
+"""What a calibration will need, and how to make it need less: layers in several passes over the data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from tensigma.calibration.lags import LagSums, as_plane
+from tensigma.calibration.moments import WIDE
+from tensigma.calibration.unfold import UnfoldSums
+from tensigma.calibration.window import Window
+from tensigma.errors import InputError
+from tensigma.layers import Geometry
+
+# Maps that wait for their product, over all layers and for one.
+PENDING_TOTAL = 384 * 2**20
+PENDING_LAYER = 28 * 2**20
+# Work space of products, shared by all layers.
+SCRATCH = 96 * 2**20
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryEstimate:
+    """Upper bounds in bytes, beyond the model and its own forward pass."""
+
+    #: Running sums of each layer, in float64.
+    sums: dict[str, int]
+    #: Finished statistics of each layer, which stay.
+    results: dict[str, int]
+    #: Inputs of one layer that wait for their product.
+    pending: int
+    #: Work space shared by all layers.
+    scratch: int
+
+    def working(self, names: Sequence[str]) -> int:
+        """What a pass over these layers holds apart from finished results."""
+        return self.scratch + sum(self.sums[name] + self.pending for name in names)
+
+    @property
+    def total(self) -> int:
+        """Everything in one pass. Sums are given up layer by layer as results are made: the larger of both counts."""
+        both = sum(max(self.sums[name] + self.pending, self.results[name]) for name in self.sums)
+        return self.scratch + both
+
+
+def parse_bytes(size: int | str) -> int:
+    """A number of bytes, or text such as "4GB", "512 MiB".
+
+    >>> parse_bytes("4GB"), parse_bytes("1.5 KiB"), parse_bytes(100)
+    (4000000000, 1536, 100)
+    """
+    if isinstance(size, int):
+        found: float = size
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?I?)B?\s*", size, flags=re.IGNORECASE)
+        if not match or match[2].upper() not in UNITS:
+            raise InputError(
+                f'memory={size!r} is not a size; write a number of bytes, or text such as "4GB" or "512MiB"'
+            )
+        found = float(match[1]) * UNITS[match[2].upper()]
+    if found <= 0:
+        raise InputError(f"memory={size!r} must be positive")
+    return int(found)
+
+
+def estimate_memory(
+    targets: Mapping[str, nn.Module], *, max_samples: int | None = None, memory: int | None = None
+) -> MemoryEstimate:
+    """Bounds on what gathering the moments of ``targets`` (name → layer) will hold, known before anything runs.
+
+    ``max_samples`` tells how many rows a very wide Linear layer will keep (one for each sample); without it, enough for
+    its gram is assumed.
+
+    >>> estimate = estimate_memory({"conv": nn.Conv2d(64, 64, 3, padding=1)})
+    >>> estimate.results["conv"] == 4 * 576**2, estimate.sums["conv"] <= 8 * 576**2
+    (True, True)
+    """
+    sums, results = {}, {}
+    for name, module in targets.items():
+        geometry = Geometry.of(module)
+        window = Window.of(geometry)
+        if geometry.kind == "linear" and window.d >= WIDE and max_samples is not None and max_samples < window.d:
+            sums[name] = results[name] = 4 * window.d * max_samples
+            continue
+        lags = LagSums.n_bytes(window) if as_plane(window) else 0
+        sums[name] = max(lags, UnfoldSums.n_bytes(window))
+        results[name] = 4 * window.groups * window.d**2
+    total, scratch = PENDING_TOTAL, SCRATCH
+    if memory is not None:
+        free = max(0, memory - sum(results.values()))
+        total, scratch = min(total, free // 4), min(scratch, free // 4)
+    pending = min(PENDING_LAYER, total // max(1, len(targets)))
+    return MemoryEstimate(sums=sums, results=results, pending=pending, scratch=scratch)
+
+
+def plan_passes(estimate: MemoryEstimate, memory: int | None) -> list[list[str]]:
+    """Layers in as few passes as fit into ``memory`` bytes, in the order of the model.
+
+    >>> estimate = MemoryEstimate(sums={"a": 8, "b": 8, "c": 8}, results={"a": 4, "b": 4, "c": 4}, pending=1, scratch=2)
+    >>> plan_passes(estimate, 35), plan_passes(estimate, None)
+    ([['a', 'b'], ['c']], [['a', 'b', 'c']])
+    """
+    names = list(estimate.sums)
+    if memory is None:
+        return [names]
+    free = memory - sum(estimate.results.values())
+    passes: list[list[str]] = [[]]
+    for name in names:
+        if estimate.working([name]) > free:
+            need = sum(estimate.results.values()) + estimate.working([name])
+            raise InputError(
+                f"memory={_readable(memory)} is too little: layer {name!r} needs {_readable(estimate.sums[name])} of"
+                f" sums, and the results of all {len(names)} layers {_readable(sum(estimate.results.values()))}; at"
+                f" least {_readable(need)} in all. Choose fewer layers with layers=, or allow more"
+            )
+        if estimate.working([*passes[-1], name]) > free:
+            passes.append([])
+        passes[-1].append(name)
+    return passes
+
+
+def _readable(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    raise AssertionError
