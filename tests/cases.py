@@ -113,3 +113,16 @@ DEPTHWISE = [
     _conv2d("depthwise", channels=(6, 6), groups=6, padding=1),
     _conv2d("depthwise-multiplier", channels=(6, 12), groups=6, padding=1),
 ]
+
+
+#: Kernels that solvers must master, as (t, s, *taps).
+KERNELS = [
+    pytest.param((12, 10, 3, 3), id="3x3"),
+    pytest.param((4, 24, 3, 3), id="t≪s"),
+    pytest.param((24, 4, 3, 3), id="t≫s"),
+    pytest.param((12, 10, 1, 1), id="1x1"),
+    pytest.param((12, 10, 1, 5), id="1x5"),
+    pytest.param((12, 10, 4), id="conv1d"),
+    pytest.param((8, 6, 2, 3, 2), id="conv3d"),
+    pytest.param((14, 11), id="linear"),
+]

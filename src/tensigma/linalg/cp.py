@@ -257,7 +257,9 @@ def _patches(factors: list[Tensor]) -> Tensor:
 
 
 def _marginals(tap_gram: Tensor, spatial: tuple[int, ...]) -> list[Tensor]:
-    """D (k, k) averaged over all spatial modes but one, for each of them."""
+    """D (k, k) averaged over all spatial modes but one, for each of them; none for a layer without taps."""
+    if not spatial:
+        return []
     blocks = tap_gram.view(*spatial, *spatial)
     count = len(spatial)
     marginals = []

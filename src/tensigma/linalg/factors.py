@@ -96,7 +96,7 @@ class Tucker2Factors:
         return self.in_basis.shape[1]
 
     def to_dense(self) -> Tensor:
-        core = self.core.flatten(2)  # (r_t, r_s, k)
+        core = self.core.reshape(self.rank_out, self.rank_in, -1)  # (r_t, r_s, k)
         return torch.einsum("ta,abk,sb->tsk", self.out_basis, core, self.in_basis).reshape(self.shape)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -10,7 +11,10 @@ _PATIENCE = 3
 
 
 class State(Protocol):
-    """Where an iteration stands."""
+    """Where an iteration stands: the loss it lowers, and the error it reports."""
+
+    @property
+    def loss(self) -> float: ...
 
     @property
     def error(self) -> float: ...
@@ -27,14 +31,15 @@ def iterate(
     A step that would raise the error ends the iteration and is thrown away, so the state returned is the best one.
     """
     errors = [state.error]
+    roots = [math.sqrt(state.loss)]
     for _ in range(max_sweeps):
-        if errors[-1] == 0:
-            return state, tuple(errors), True
-        successor = step(state)
-        if successor is None or not successor.error <= errors[-1]:
+        successor = step(state) if state.loss > 0 else None
+        if successor is None or not (successor.error <= state.error and successor.loss <= state.loss):
             return state, tuple(errors), True
         state = successor
         errors.append(state.error)
-        if len(errors) > _PATIENCE and errors[-1 - _PATIENCE] - errors[-1] <= _PATIENCE * tol * errors[-1]:
+        roots.append(math.sqrt(state.loss))
+        # Judged by the loss: the error is blind to directions that a singular gram does not see.
+        if len(roots) > _PATIENCE and roots[-1 - _PATIENCE] - roots[-1] <= _PATIENCE * tol * roots[-1]:
             return state, tuple(errors), True
     return state, tuple(errors), False

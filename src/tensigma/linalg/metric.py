@@ -14,10 +14,11 @@ from torch import Tensor
 
 from tensigma.errors import InputError, NotPSDError, NumericalWarning
 
-# ε ÷ λ_max(Σ). In float32 a gram is only known to about 1e-7 λ_max, so anything smaller would be noise.
-_DAMPING = {torch.float32: 1e-6, torch.float64: 1e-12}
+# ε ÷ λ_max(Σ). In float32 a gram is only known to about 1e-7 λ_max, so anything smaller would be noise; and in any
+# precision it is what keeps weights that hardly any input excites from running away.
+_DAMPING = 1e-6
 # Beyond this a negative eigenvalue is no rounding error: the matrix is not a gram.
-_LARGEST_DAMPING = {torch.float32: 1e-4, torch.float64: 1e-8}
+_LARGEST_DAMPING = 1e-4
 _SYMMETRY = {torch.float32: 1e-4, torch.float64: 1e-8}
 _BLOCK = 512  # rows handled at once where a d × d temporary would otherwise be made
 
@@ -63,8 +64,8 @@ class Metric:
     def from_gram(cls, gram: Tensor, mean: Tensor | None = None, *, damping: float | None = None) -> Metric:
         """Σ = ``gram``, or the centred Σ − μμᵀ where ``mean`` is given.
 
-        ``damping`` is relative to the largest eigenvalue; by default 1e-6 in float32 and 1e-12 in float64. It is
-        raised, with a :class:`NumericalWarning`, where rounding has left Σ slightly indefinite.
+        ``damping`` is relative to the largest eigenvalue; by default 1e-6. It is raised, with a
+        :class:`NumericalWarning`, where rounding has left Σ slightly indefinite.
         """
         if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or gram.shape[0] == 0:
             raise InputError(f"a gram is a square matrix (d, d), got shape {tuple(gram.shape)}")
@@ -101,7 +102,7 @@ class Metric:
         if mean is not None:
             rows = rows - mean.to(rows)
         scaled = rows / rows.shape[0] ** 0.5
-        relative = _DAMPING[rows.dtype] if damping is None else damping
+        relative = _DAMPING if damping is None else damping
         largest = torch.linalg.matrix_norm(scaled, 2).square().item() if scaled.any() else 0.0
         return cls(rows.shape[1], None, scaled, relative, relative * largest if largest > 0 else 1.0)
 
@@ -245,7 +246,7 @@ def _choose_damping(gram: Tensor, wanted: float | None) -> tuple[float, float]:
     if not gram.any():
         # Nothing reaches this layer: every approximation is perfect. Solvers then see the identity.
         return 1.0, 1.0
-    default = _DAMPING[gram.dtype] if wanted is None else wanted
+    default = _DAMPING if wanted is None else wanted
     largest = _largest_eigenvalue(gram)
     relative = default
     while True:
@@ -254,8 +255,8 @@ def _choose_damping(gram: Tensor, wanted: float | None) -> tuple[float, float]:
         _, info = torch.linalg.cholesky_ex(trial, out=(trial, torch.empty((), dtype=torch.int32, device=gram.device)))
         if info == 0:
             break
-        relative = max(10 * relative, _DAMPING[gram.dtype])
-        if relative > max(_LARGEST_DAMPING[gram.dtype], default):
+        relative = max(10 * relative, _DAMPING)
+        if relative > max(_LARGEST_DAMPING, default):
             raise NotPSDError(
                 f"the gram is indefinite: it stays so with {relative / 10:.0e} of its largest eigenvalue "
                 f"({largest:.3g}) added to the diagonal; a second moment is positive semi-definite"

@@ -34,9 +34,19 @@ class SVD:
         check_rank(self.rank, min(t, d), "rank")
         metric = metric.to(kernel)
         matrix = kernel.flatten(1)
+        if self.rank == min(t, d):
+            return Fit(_unchanged(kernel), (0.0,), converged=True)
         basis = output_basis(matrix, metric)[1][:, : self.rank].to(kernel.dtype)
         factors = SVDFactors(basis, (basis.T @ matrix).reshape(self.rank, *kernel.shape[1:]))
         return Fit(factors, (metric.relative_error(kernel, factors.to_dense()),), converged=True)
+
+
+def _unchanged(kernel: Tensor) -> SVDFactors:
+    """The kernel itself beside an identity on its shorter side."""
+    t, d = kernel.flatten(1).shape
+    if t <= d:
+        return SVDFactors(torch.eye(t).to(kernel), kernel.clone())
+    return SVDFactors(kernel.flatten(1).clone(), torch.eye(d).to(kernel).view(d, *kernel.shape[1:]))
 
 
 def output_basis(matrix: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from tensigma.linalg.problem import Problem, check_rank, orthonormal, psd_choles
 _CG_STEPS = 2
 # Ridges of the preconditioner's two factors, relative to their mean diagonal.
 _RIDGE = 1e-3
-# Up to this order, k·r_s, normal equations are solved in float64, where that costs next to nothing.
+# Up to this order normal equations are solved in float64 and a second start is tried: both cost next to nothing there.
 _SMALL = 1024
 
 
@@ -36,7 +36,8 @@ class Tucker2:
 
     ``solver="varpro"`` searches the input basis by quasi-Newton steps with the rest eliminated; ``solver="als"``
     alternates as the paper does, with exact blocks. ``init`` is ``"data"`` (the optimum for a gram that is a Kronecker
-    product), ``"hosvd"`` (singular vectors of the unfolded kernel) or factors to start from. All are deterministic.
+    product), ``"hosvd"`` (singular vectors of the unfolded kernel), ``"auto"`` (both, keeping the better end, where the
+    layer is small; ``"data"`` where it is not) or factors to start from. All are deterministic.
 
     >>> weight = torch.randn(8, 6, 3, 3, generator=torch.Generator().manual_seed(0))
     >>> fit = Tucker2(rank_out=5, rank_in=4).fit(weight, Metric.identity(54))
@@ -48,13 +49,13 @@ class Tucker2:
     rank_in: int
     _: KW_ONLY
     solver: Literal["varpro", "als"] = "varpro"
-    init: Literal["data", "hosvd"] | Tucker2Factors = "data"
+    init: Literal["auto", "data", "hosvd"] | Tucker2Factors = "auto"
     max_sweeps: int = 50
     tol: float = 1e-4
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_options(self, solvers=("varpro", "als"), inits=("data", "hosvd"), factors=Tucker2Factors)
+        check_options(self, solvers=("varpro", "als"), inits=("auto", "data", "hosvd"), factors=Tucker2Factors)
 
     def fit(self, weight: Tensor, metric: Metric) -> Fit[Tucker2Factors]:
         problem = Problem(weight, metric)
@@ -63,22 +64,28 @@ class Tucker2:
         if (self.rank_out, self.rank_in) == (problem.n_out, problem.n_in):
             return Fit(_unchanged(problem), (0.0,), converged=True)
         elimination = Elimination(problem, self.rank_out)
-        start = elimination.at(self._start(problem))
         if self.rank_in == problem.n_in:  # every basis of all channels is as good
-            return Fit(elimination.factors(start), (start.error,), converged=True)
-        step = elimination.descent().step if self.solver == "varpro" else elimination.als_sweep
-        state, errors, converged = iterate(step, start, max_sweeps=self.max_sweeps, tol=self.tol)
+            only = elimination.at(torch.eye(problem.n_in).to(problem.kernel))
+            return Fit(elimination.factors(only), (only.error,), converged=True)
+        runs = []
+        for start in self._starts(problem):
+            step = elimination.descent().step if self.solver == "varpro" else elimination.als_sweep
+            runs.append(iterate(step, elimination.at(start), max_sweeps=self.max_sweeps, tol=self.tol))
+        state, errors, converged = min(runs, key=lambda run: run[0].loss)
         return Fit(elimination.factors(state), errors, converged)
 
-    def _start(self, problem: Problem) -> Tensor:
+    def _starts(self, problem: Problem) -> list[Tensor]:
         if isinstance(self.init, Tucker2Factors):
             if self.init.shape != tuple(problem.weight.shape) or self.init.rank_in != self.rank_in:
                 raise InputError(
                     f"starting factors are for a kernel {self.init.shape} with rank_in={self.init.rank_in}, "
                     f"the fit is for {tuple(problem.weight.shape)} with rank_in={self.rank_in}"
                 )
-            return orthonormal(self.init.in_basis.to(problem.kernel))
-        return input_basis(problem, self.rank_out, data=self.init == "data")[:, : self.rank_in].contiguous()
+            return [orthonormal(self.init.in_basis.to(problem.kernel))]
+        # Kernels without structure have many valleys; where a second start costs nothing it is worth taking.
+        both = self.init == "auto" and problem.size <= _SMALL
+        kinds = [True, False] if both else [self.init != "hosvd"]
+        return [input_basis(problem, self.rank_out, data=data)[:, : self.rank_in].contiguous() for data in kinds]
 
 
 def input_basis(problem: Problem, rank_out: int, *, data: bool) -> Tensor:

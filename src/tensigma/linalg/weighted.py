@@ -76,6 +76,7 @@ def _check_importance(importance: Tensor, kernel: Tensor) -> Tensor:
 @dataclass(frozen=True, eq=False)
 class _State:
     factors: Tucker2Factors
+    loss: float
     error: float
 
 
@@ -87,7 +88,8 @@ class _Sweeps:
     def at(self, factors: Tucker2Factors) -> _State:
         residual = (self.kernel - factors.to_dense()).double()
         loss = (self.weights.double() * residual.square()).sum().item()
-        return _State(factors, math.sqrt(loss / self.norm2) if self.norm2 > 0 else 0.0)
+        relative = loss / self.norm2 if self.norm2 > 0 else 0.0
+        return _State(factors, relative, math.sqrt(relative))
 
     def sweep(self, state: _State) -> _State:
         """Output basis, input basis, core, each by conjugate gradients with the other two fixed."""
@@ -116,7 +118,7 @@ class _Sweeps:
         """The inverse normal operator for constant weights; with orthonormal bases that of the core is the identity."""
         if name == "core":
             return lambda matrix: matrix
-        core = factors.core.flatten(2).double()
+        core = _by_tap(factors.core).double()
         pattern = "abk,cbk->ac" if name == "out_basis" else "abk,ack->bc"
         gram = torch.einsum(pattern, core, core)
         lower = psd_cholesky(gram + 1e-6 * gram.diagonal().mean() * torch.eye(len(gram)).to(gram))
@@ -124,19 +126,24 @@ class _Sweeps:
 
 
 def _adjoint(factors: Tucker2Factors, name: str) -> Callable[[Tensor], Tensor]:
-    outs, core, ins = factors.out_basis, factors.core.flatten(2), factors.in_basis
+    outs, core, ins = factors.out_basis, _by_tap(factors.core), factors.in_basis
     if name == "out_basis":
         half = torch.einsum("abk,sb->ask", core, ins).flatten(1)
         return lambda dense: dense.flatten(1) @ half.T
     if name == "in_basis":
         half = torch.einsum("ta,abk->btk", outs, core).flatten(1)
-        return lambda dense: dense.flatten(2).transpose(0, 1).flatten(1) @ half.T
-    return lambda dense: torch.einsum("ta,tsk,sb->abk", outs, dense.flatten(2), ins).reshape(factors.core.shape)
+        return lambda dense: _by_tap(dense).transpose(0, 1).flatten(1) @ half.T
+    return lambda dense: torch.einsum("ta,tsk,sb->abk", outs, _by_tap(dense), ins).reshape(factors.core.shape)
+
+
+def _by_tap(kernel: Tensor) -> Tensor:
+    """(a, b, *taps) as (a, b, k), also where there is no spatial axis at all."""
+    return kernel.reshape(*kernel.shape[:2], -1)
 
 
 def _orthonormal(factors: Tucker2Factors) -> Tucker2Factors:
     """The same kernel with orthonormal bases, the rest moved into the core."""
     outs, ins = orthonormal(factors.out_basis), orthonormal(factors.in_basis)
-    core = factors.core.flatten(2)
+    core = _by_tap(factors.core)
     turned = torch.einsum("ca,abk,db->cdk", outs.T @ factors.out_basis, core, ins.T @ factors.in_basis)
     return Tucker2Factors(outs, turned.reshape(factors.core.shape), ins)

@@ -1,0 +1,175 @@
+"""The fast solvers beside their slow twins: the paper's algorithms as printed, and TensorLy's classical ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorly
+import torch
+from tensorly.decomposition import parafac, partial_tucker
+
+import reference
+from linalg import problems
+from tensigma.linalg import CP, SVD, CPFactors, Metric, Tucker2, Tucker2Factors, WeightedTucker2
+
+SHAPES = [(10, 8, 3, 3), (16, 6, 3, 3), (6, 14, 2, 3), (9, 7, 4)]
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+seeds = pytest.mark.parametrize("seed", range(4))
+
+
+@pytest.fixture(autouse=True)
+def _tensorly_in_torch():
+    with tensorly.backend_context("pytorch"):
+        yield
+
+
+def problem(shape, seed):
+    size = int(np.prod(shape[1:]))
+    return problems.kernel(shape, seed), problems.gram(size, seed)
+
+
+def as_tensors(factors):
+    return [torch.from_numpy(factor) for factor in factors]
+
+
+@seeds
+def test_explicit_and_matrix_free_blocks_agree(seed):
+    """The twin of the twin: pseudo-inverses of P and MINRES on PᵀP."""
+    weight, sigma = problem((5, 4, 2, 2), seed)
+    tucker = reference.hosvd(weight.numpy(), 3, 2)
+    rng = np.random.default_rng(seed)
+    cp = [rng.standard_normal((n, 4)) for n in weight.shape]
+    for algorithm, start in ((reference.tucker2_als_sigma, tucker), (reference.cp_als_sigma, cp)):
+        explicit = algorithm(weight.numpy(), sigma.numpy(), start, 2, "explicit")[1]
+        matrix_free = algorithm(weight.numpy(), sigma.numpy(), start, 2, "minres")[1]
+        np.testing.assert_allclose(explicit, matrix_free, rtol=1e-5)
+
+
+@pytest.mark.slow
+@shapes
+@seeds
+@pytest.mark.parametrize("solver", ["varpro", "als"])
+def test_tucker2_ends_no_higher_than_the_paper(shape, seed, solver):
+    weight, sigma = problem(shape, seed)
+    rank_out, rank_in = shape[0] // 2, shape[1] // 2
+    start = reference.hosvd(weight.numpy(), rank_out, rank_in)
+    _, errors = reference.tucker2_als_sigma(weight.numpy(), sigma.numpy(), start, 20)
+    options = Tucker2(
+        rank_out, rank_in, solver=solver, init=Tucker2Factors(*as_tensors(start)), max_sweeps=200, tol=1e-6
+    )
+    assert options.fit(weight, Metric.from_gram(sigma)).error <= errors[-1] * 1.001
+
+
+@pytest.mark.slow
+@shapes
+@seeds
+@pytest.mark.parametrize("solver", ["varpro", "als"])
+def test_cp_ends_no_higher_than_the_paper(shape, seed, solver):
+    weight, sigma = problem(shape, seed)
+    rank = 12
+    rng = np.random.default_rng(seed)
+    start = [rng.standard_normal((n, rank)) for n in shape]
+    _, errors = reference.cp_als_sigma(weight.numpy(), sigma.numpy(), start, 20)
+    outs, ins, *spatial = as_tensors(start)
+    init = CPFactors(outs, ins, tuple(spatial), tuple(shape[2:]))
+    fit = CP(rank, solver=solver, init=init, max_sweeps=400, tol=1e-6).fit(weight, Metric.from_gram(sigma))
+    assert fit.error <= errors[-1] * 1.001
+
+
+@shapes
+@seeds
+def test_svd_is_the_truncated_svd_of_the_weighted_matrix(shape, seed):
+    weight, sigma = problem(shape, seed)
+    matrix = weight.flatten(1)
+    expected = reference.svd_sigma(matrix.numpy(), sigma.numpy(), 3)
+    fit = SVD(3).fit(weight, Metric.from_gram(sigma))
+    naive = reference.naive_error(matrix.numpy(), expected, sigma.numpy())
+    assert fit.error == pytest.approx(naive, rel=1e-6)
+    np.testing.assert_allclose(fit.factors.to_dense().flatten(1).numpy(), expected, rtol=1e-3, atol=1e-4)
+
+
+@shapes
+@seeds
+def test_svd_under_the_identity_is_the_plain_svd(shape, seed):
+    weight, _ = problem(shape, seed)
+    matrix = weight.flatten(1)
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    fit = SVD(3).fit(weight, Metric.identity(matrix.shape[1]))
+    torch.testing.assert_close(fit.factors.to_dense().flatten(1), (left[:, :3] * values[:3]) @ right[:3])
+
+
+@shapes
+@seeds
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_tucker2_under_the_identity_is_no_worse_than_tensorly(shape, seed, dtype):
+    weight = problems.kernel(shape, seed, dtype)
+    ranks = (shape[0] // 2, shape[1] // 2)
+    metric = Metric.identity(weight[0].numel())
+    core, factors = partial_tucker(weight, rank=list(ranks), modes=[0, 1], tol=1e-8, n_iter_max=500)[0]
+    theirs = metric.relative_error(weight, tensorly.tenalg.multi_mode_dot(core, factors, modes=[0, 1]))
+    assert Tucker2(*ranks, tol=1e-6, max_sweeps=200).fit(weight, metric).error <= theirs * 1.001
+
+
+@pytest.mark.slow
+@shapes
+def test_cp_under_the_identity_is_within_one_per_cent_of_tensorly(shape):
+    """Best of three seeds each: the landscape has many valleys, and each start ends in its own."""
+    weight = problems.kernel(shape, 0)
+    metric = Metric.identity(weight[0].numel())
+    theirs = min(
+        metric.relative_error(
+            weight,
+            tensorly.cp_to_tensor(parafac(weight, 12, n_iter_max=500, tol=1e-7, init="random", random_state=seed)),
+        )
+        for seed in range(3)
+    )
+    ours = min(
+        CP(12, init="random", seed=seed, max_sweeps=500, tol=1e-7).fit(weight, metric).error for seed in range(3)
+    )
+    assert ours <= theirs * 1.01
+
+
+@seeds
+def test_joint_cp_beats_separate_spatial_factors(seed):
+    """One spatial factor contains the products of two, so from enough starts its best error is lower."""
+    weight, sigma = problem((10, 8, 3, 3), seed)
+    metric = Metric.from_gram(sigma)
+    assert (
+        CP(12, joint=True, max_sweeps=300).fit(weight, metric).error < CP(12, max_sweeps=300).fit(weight, metric).error
+    )
+
+
+@seeds
+def test_weighted_tucker2_matches_exact_sweeps(seed):
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(6, 5, 2, 2, generator=generator, dtype=torch.float64)
+    importance = torch.rand(6, 5, 2, 2, generator=generator, dtype=torch.float64) + 0.05
+    classical = Tucker2(3, 3).fit(weight, Metric.identity(20)).factors
+    state = (classical.out_basis.numpy(), classical.core.numpy(), classical.in_basis.numpy())
+    for _ in range(30):
+        state = reference.weighted_tucker2_sweep(weight.numpy(), importance.numpy(), *state)
+    naive = reference.weighted_error(weight.numpy(), reference.tucker2_dense(*state), importance.numpy())
+    fit = WeightedTucker2(3, 3, max_sweeps=300, tol=1e-6).fit(weight, importance)
+    dense = fit.factors.to_dense().numpy()
+    assert fit.error == pytest.approx(reference.weighted_error(weight.numpy(), dense, importance.numpy()), rel=1e-3)
+    assert fit.error <= naive * 1.01
+
+
+@seeds
+def test_output_weights_are_a_scaling_of_the_rows(seed):
+    """AG-LRA in closed form: weights per output channel are a classical problem on scaled rows."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(8, 6, 3, 3, generator=generator, dtype=torch.float64)
+    channel = torch.rand(8, generator=generator, dtype=torch.float64) + 0.1
+    scaled = channel.view(-1, 1, 1, 1) * weight
+    expected = Tucker2(4, 3, tol=1e-7, max_sweeps=300).fit(scaled, Metric.identity(54)).error
+    assert WeightedTucker2(4, 3, tol=1e-7, max_sweeps=500).fit(weight, channel).error == pytest.approx(
+        expected, rel=5e-3
+    )
+
+
+@seeds
+def test_equal_weights_are_the_classical_problem(seed):
+    weight = problems.kernel((8, 6, 3, 3), seed)
+    classical = Tucker2(4, 3).fit(weight, Metric.identity(54)).error
+    assert WeightedTucker2(4, 3).fit(weight, torch.full_like(weight, 7.0)).error == pytest.approx(classical, rel=1e-3)

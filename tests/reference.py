@@ -1,0 +1,194 @@
+"""Slow, obvious twins of the fast solvers: the paper's algorithms as printed, in numpy and scipy.
+
+Every block of an alternating algorithm solves min_u ‖Vec(K Σ^½) − P Vec(u)‖ for one factor u. Two ways are kept:
+``explicit`` makes the matrix P column by column and applies its pseudo-inverse; ``minres`` solves PᵀP u = Pᵀ b without
+forming P, by MINRES with the paper's tolerance.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
+from scipy.sparse.linalg import LinearOperator, minres  # type: ignore[import-untyped]
+
+Array = np.ndarray
+Solve = Literal["explicit", "minres"]
+TOLERANCE = 1e-10
+
+
+def psd_root(sigma: Array) -> Array:
+    """Σ^½, symmetric, by eigendecomposition."""
+    values, vectors = np.linalg.eigh(sigma)
+    return (vectors * np.sqrt(values.clip(0))) @ vectors.T
+
+
+def naive_error(kernel: Array, approximation: Array, sigma: Array) -> float:
+    """‖(K − K̃)₍₁₎ Σ^½‖ ÷ ‖K₍₁₎ Σ^½‖."""
+    root = psd_root(sigma)
+    unfolded = kernel.reshape(len(kernel), -1)
+    return float(
+        np.linalg.norm((unfolded - approximation.reshape(unfolded.shape)) @ root) / np.linalg.norm(unfolded @ root)
+    )
+
+
+def solve_block(
+    forward: Callable[[Array], Array], adjoint: Callable[[Array], Array], start: Array, target: Array, how: Solve
+) -> Array:
+    """The factor u with forward(u) closest to ``target``; ``forward`` is linear and ``adjoint`` its transpose."""
+    if how == "explicit":
+        units = np.eye(start.size).reshape(start.size, *start.shape)
+        matrix = np.stack([forward(unit).ravel() for unit in units], axis=1)  # P
+        return (np.linalg.pinv(matrix, rcond=1e-12) @ target.ravel()).reshape(start.shape)
+    shape = (start.size, start.size)
+    normal = LinearOperator(shape, matvec=lambda v: adjoint(forward(v.reshape(start.shape))).ravel(), dtype=float)
+    solution, _ = minres(normal, adjoint(target).ravel(), x0=start.ravel(), rtol=TOLERANCE, maxiter=10 * start.size)
+    return solution.reshape(start.shape)
+
+
+def cp_dense(factors: Sequence[Array]) -> Array:
+    letters = "abcdefg"[: len(factors)]
+    return np.einsum(",".join(f"{letter}r" for letter in letters) + "->" + letters, *factors)
+
+
+def tucker2_dense(outs: Array, core: Array, ins: Array) -> Array:
+    return np.einsum("ta,ab...,sb->ts...", outs, core, ins)
+
+
+def cp_als_sigma(kernel: Array, sigma: Array, start: Sequence[Array], sweeps: int, how: Solve = "minres"):
+    """CP-ALS-Sigma as printed: T, S, H, W in turn. Returns the factors and the error after every sweep."""
+    root = psd_root(sigma)
+    target = kernel.reshape(len(kernel), -1) @ root
+    factors = [np.array(factor) for factor in start]
+    letters = "abcdefg"[: len(factors)]
+    errors = [naive_error(kernel, cp_dense(factors), sigma)]
+    for _ in range(sweeps):
+        for mode in range(len(factors)):
+
+            def forward(u: Array, mode: int = mode) -> Array:
+                trial = [*factors[:mode], u, *factors[mode + 1 :]]
+                return cp_dense(trial).reshape(len(kernel), -1) @ root
+
+            def adjoint(y: Array, mode: int = mode) -> Array:
+                dense = (y @ root.T).reshape(kernel.shape)
+                others = [(letters[i] + "r", factor) for i, factor in enumerate(factors) if i != mode]
+                equation = ",".join([letters, *(names for names, _ in others)]) + "->" + letters[mode] + "r"
+                return np.einsum(equation, dense, *(factor for _, factor in others), optimize=True)
+
+            factors[mode] = solve_block(forward, adjoint, factors[mode], target, how)
+        errors.append(naive_error(kernel, cp_dense(factors), sigma))
+    return factors, errors
+
+
+def tucker2_als_sigma(
+    kernel: Array, sigma: Array, start: tuple[Array, Array, Array], sweeps: int, how: Solve = "minres"
+):
+    """Tucker2-ALS-Sigma as printed: U_T, U_S, G in turn. Returns (U_T, G, U_S) and the error after every sweep."""
+    root = psd_root(sigma)
+    target = kernel.reshape(len(kernel), -1) @ root
+    outs, core, ins = (np.array(factor) for factor in start)
+    errors = [naive_error(kernel, tucker2_dense(outs, core, ins), sigma)]
+
+    def weighted(dense: Array) -> Array:
+        return dense.reshape(len(kernel), -1) @ root
+
+    def unweighted(y: Array) -> Array:
+        return (y @ root.T).reshape(kernel.shape)
+
+    def sweep(outs: Array, core: Array, ins: Array) -> tuple[Array, Array, Array]:
+        new_outs = solve_block(
+            lambda u: weighted(tucker2_dense(u, core, ins)),
+            lambda y: np.einsum("ts...,ab...,sb->ta", unweighted(y), core, ins, optimize=True),
+            outs,
+            target,
+            how,
+        )
+        new_ins = solve_block(
+            lambda u: weighted(tucker2_dense(new_outs, core, u)),
+            lambda y: np.einsum("ts...,ta,ab...->sb", unweighted(y), new_outs, core, optimize=True),
+            ins,
+            target,
+            how,
+        )
+        new_core = solve_block(
+            lambda u: weighted(tucker2_dense(new_outs, u, new_ins)),
+            lambda y: np.einsum("ts...,ta,sb->ab...", unweighted(y), new_outs, new_ins, optimize=True),
+            core,
+            target,
+            how,
+        )
+        return new_outs, new_core, new_ins
+
+    for _ in range(sweeps):
+        outs, core, ins = sweep(outs, core, ins)
+        errors.append(naive_error(kernel, tucker2_dense(outs, core, ins), sigma))
+    return (outs, core, ins), errors
+
+
+def svd_sigma(matrix: Array, sigma: Array, rank: int) -> Array:
+    """Truncated SVD of M Σ^½, taken back by the pseudo-inverse of the root; for a regular Σ."""
+    root = psd_root(sigma)
+    left, values, right = np.linalg.svd(matrix @ root, full_matrices=False)
+    return (left[:, :rank] * values[:rank]) @ right[:rank] @ np.linalg.pinv(root)
+
+
+def hosvd(kernel: Array, rank_out: int, rank_in: int) -> tuple[Array, Array, Array]:
+    """Leading singular vectors of the two channel unfoldings, and the core they imply."""
+    outs = np.linalg.svd(kernel.reshape(len(kernel), -1), full_matrices=False)[0][:, :rank_out]
+    ins = np.linalg.svd(kernel.swapaxes(0, 1).reshape(kernel.shape[1], -1), full_matrices=False)[0][:, :rank_in]
+    return outs, np.einsum("ts...,ta,sb->ab...", kernel, outs, ins), ins
+
+
+def weighted_tucker2_sweep(kernel: Array, importance: Array, outs: Array, core: Array, ins: Array):
+    """One exact sweep of weighted ALS, each factor by dense least squares over all entries."""
+    h = importance.reshape(-1)
+
+    def solve(build: Callable[[Array], Array], start: Array) -> Array:
+        units = np.eye(start.size).reshape(start.size, *start.shape)
+        matrix = np.stack([build(unit).ravel() * h for unit in units], axis=1)
+        return np.linalg.lstsq(matrix, kernel.ravel() * h, rcond=None)[0].reshape(start.shape)
+
+    outs = solve(lambda u: tucker2_dense(u, core, ins), outs)
+    ins = solve(lambda u: tucker2_dense(outs, core, u), ins)
+    core = solve(lambda u: tucker2_dense(outs, u, ins), core)
+    return outs, core, ins
+
+
+def weighted_error(kernel: Array, approximation: Array, importance: Array) -> float:
+    return float(np.linalg.norm(importance * (kernel - approximation)) / np.linalg.norm(importance * kernel))
+
+
+def vbmf_rank(matrix: Array) -> int:
+    """The analytic empirical-VBMF rank with σ² found by a bounded scalar minimiser."""
+    if matrix.shape[0] > matrix.shape[1]:
+        matrix = matrix.T
+    n, m = matrix.shape
+    alpha = n / m
+    tau_bar = 2.5129 * math.sqrt(alpha)
+    x_bar = (1 + tau_bar) * (1 + alpha / tau_bar)
+    gamma = np.linalg.svd(matrix, compute_uv=False)
+
+    def objective(variance: float) -> float:
+        x = gamma**2 / (m * variance)
+        noise, signal = x[x <= x_bar], x[x > x_bar]
+        tau = (signal - (1 + alpha) + np.sqrt((signal - (1 + alpha)) ** 2 - 4 * alpha)) / 2
+        return float(
+            np.sum(noise - np.log(noise))
+            + np.sum(signal - tau + np.log((tau + 1) / signal) + alpha * np.log(tau / alpha + 1))
+        )
+
+    upper = float(np.sum(gamma**2)) / (n * m)
+    most = min(math.ceil(n / (1 + alpha)) - 1, n - 1)
+    lower = max(gamma[most] ** 2 / (m * x_bar), float(np.mean(gamma[most:] ** 2)) / m)
+    # Several brackets, because the minimiser is local.
+    edges = np.geomspace(lower, upper, 41)
+    trials = [
+        minimize_scalar(objective, bounds=pair, method="bounded", options={"xatol": 1e-12 * upper})
+        for pair in itertools.pairwise(edges)
+    ]
+    variance = min(trials, key=lambda trial: trial.fun).x
+    return int(np.sum(gamma**2 > m * variance * x_bar))
