@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
-from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
-from scipy.sparse.linalg import LinearOperator, minres  # type: ignore[import-untyped]
+from scipy.optimize import minimize_scalar
+from scipy.sparse.linalg import LinearOperator, minres
 
 Array = np.ndarray
 Solve = Literal["explicit", "minres"]
@@ -85,7 +85,7 @@ def cp_als_sigma(kernel: Array, sigma: Array, start: Sequence[Array], sweeps: in
 
 
 def tucker2_als_sigma(
-    kernel: Array, sigma: Array, start: tuple[Array, Array, Array], sweeps: int, how: Solve = "minres"
+    kernel: Array, sigma: Array, start: Sequence[Array], sweeps: int, how: Solve = "minres"
 ):
     """Tucker2-ALS-Sigma as printed: U_T, U_S, G in turn. Returns (U_T, G, U_S) and the error after every sweep."""
     root = psd_root(sigma)
