@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from reference_calibration import naive_moments
-from tensigma.calibration.lags import LagSums
-from tensigma.calibration.moments import Moments
+from tensigma.calibration.lags import LagSums, recipe
+from tensigma.calibration.moments import Moments, prefers_lags
 from tensigma.calibration.window import Window
+from tensigma.errors import InputError
 from tensigma.layers import Geometry
 
 LAYERS = [
@@ -97,3 +98,136 @@ LAG_LAYERS = [param for param in LAYERS if LagSums.applies(window_of(param), par
 def test_lags_equal_naive_unfold(make, size, monkeypatch):
     monkeypatch.setattr("tensigma.calibration.moments.prefers_lags", LagSums.applies)
     test_equals_naive_unfold(make, size)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("n_batches", [1, 4])
+@pytest.mark.parametrize("pending_bytes", [1, 10_000, 10**7])
+def test_neither_batches_nor_buffers_change_the_result(seed, n_batches, pending_bytes):
+    layer = nn.Conv2d(16, 4, 3, padding=1)
+    x = make_input(layer, (10, 11), 12, seed)
+    stats = gather(layer, list(x.chunk(n_batches)), pending_bytes=pending_bytes).finish()
+    _, _, covariance, _ = naive_moments(layer, [x])
+    assert relative(stats.covariance, covariance) < 1e-6
+    torch.testing.assert_close(stats.covariance, stats.covariance.T, rtol=0, atol=1e-6)
+
+
+def test_both_forms_are_in_use():
+    window = Window.of(Geometry.of(nn.Conv2d(64, 64, 3, padding=1)))
+    assert prefers_lags(window, (56, 56))
+    assert prefers_lags(window, (7, 7))
+    assert not prefers_lags(window, (3, 3))
+    assert not prefers_lags(Window.of(Geometry.of(nn.Conv2d(3, 64, 3, padding=1))), (4, 4))
+
+
+def test_maps_of_many_sizes_add_up_across_forms():
+    layer = nn.Conv2d(32, 4, 3, padding=1)
+    inputs = [make_input(layer, size, 4, seed) for seed, size in enumerate([(20, 20), (3, 2), (9, 17), (20, 20)])]
+    moments = gather(layer, inputs)
+    assert len(moments._sums) == 2
+    count, mean, covariance, _ = naive_moments(layer, inputs)
+    stats = moments.finish()
+    assert stats.count == count
+    assert relative(stats.mean, mean) < 1e-6
+    assert relative(stats.covariance, covariance) < 1e-6
+
+
+@pytest.mark.parametrize("size", [(30, 30), (4, 4)], ids=["lags", "unfold"])
+def test_channels_last(size):
+    layer = nn.Conv2d(16, 4, 3, padding=1)
+    x = make_input(layer, size, 6, 0)
+    plain = gather(layer, [x]).finish()
+    turned = gather(layer, [x.contiguous(memory_format=torch.channels_last)]).finish()
+    torch.testing.assert_close(turned.covariance, plain.covariance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_summed_in_float32(dtype):
+    layer = nn.Conv2d(8, 4, 3, padding=1, padding_mode="reflect")
+    # Large enough for sums of squares to leave the range of half precision.
+    x = (100 * make_input(layer, (20, 20), 16, 0)).to(dtype)
+    stats = gather(layer, [x]).finish()
+    _, _, covariance, _ = naive_moments(layer, [x])
+    assert stats.covariance.dtype == torch.float32
+    assert relative(stats.covariance, covariance) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        pytest.param(nn.Linear(12, 3), (1000, 12), id="linear"),
+        pytest.param(nn.Conv2d(12, 3, 3), (10, 12, 12, 12), id="valid-3x3"),
+        pytest.param(nn.Conv2d(12, 3, 3, padding=1, padding_mode="circular"), (10, 12, 10, 10), id="circular"),
+    ],
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_an_offset_of_ten_thousand_spreads_costs_nothing(layer, shape, seed):
+    generator = torch.Generator().manual_seed(seed)
+    batches = [torch.randn(shape, generator=generator) + 1e4 for _ in range(100)]  # 10⁵ rows in all
+    stats = gather(layer, batches).finish()
+    count, _, covariance, gram = naive_moments(layer, batches)
+    assert count == 100_000
+    assert relative(stats.covariance, covariance) < 1e-6
+    assert relative(stats.gram, gram) < 1e-6
+
+
+def test_zero_padding_is_not_shifted():
+    # One ring of zeros around large, nearly constant maps: the border is most of the covariance.
+    layer = nn.Conv2d(3, 2, 3, padding=1)
+    x = make_input(layer, (12, 12), 8, 0, offset=1000.0)
+    stats = gather(layer, [x]).finish()
+    _, mean, covariance, _ = naive_moments(layer, [x])
+    assert relative(stats.mean, mean) < 1e-6
+    assert relative(stats.covariance, covariance) < 1e-6
+
+
+def test_unbatched_input():
+    layer = nn.Conv2d(3, 2, 3, padding=1)
+    x = make_input(layer, (8, 8), 1, 0)
+    torch.testing.assert_close(gather(layer, [x[0]]).finish().gram, gather(layer, [x]).finish().gram)
+
+
+def test_wide_linear_keeps_rows_until_there_are_as_many_as_columns():
+    layer = nn.Linear(50, 2)
+    x = torch.randn(80, 50, generator=torch.Generator().manual_seed(0)) + 3
+    moments = Moments(Geometry.of(layer), wide=50)
+    moments.update(x[:20])
+    moments.update(x[20:49].reshape(1, 29, 50))
+    kept = moments.finish()
+    torch.testing.assert_close(kept.rows, x[:49])
+    _, mean, covariance, gram = naive_moments(layer, [x[:49]])
+    assert relative(kept.mean, mean) < 1e-6
+    assert relative(kept.covariance, covariance) < 1e-6
+    assert relative(kept.gram, gram) < 1e-6
+    moments.update(x[49:])
+    summed = moments.finish()
+    assert summed.rows is None
+    assert summed.count == 80
+    _, mean, covariance, _ = naive_moments(layer, [x])
+    assert relative(summed.mean, mean) < 1e-6
+    assert relative(summed.covariance, covariance) < 1e-6
+
+
+@pytest.mark.parametrize("wide", [4, 4096], ids=["rows", "sums"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_bad_values_name_the_layer(wide, value):
+    moments = Moments(Geometry.of(nn.Linear(4, 2)), name="head.fc", wide=wide)
+    moments.update(torch.ones(2, 4))
+    with pytest.raises(InputError, match=r"head\.fc.*NaN"):
+        moments.update(torch.tensor([[1.0, value, 2.0, 3.0]]))
+
+
+def test_finish_can_be_called_on_the_way():
+    layer = nn.Conv2d(8, 4, 3, padding=1)
+    first, second = make_input(layer, (9, 9), 4, 0), make_input(layer, (9, 9), 4, 1)
+    moments = gather(layer, [first])
+    half = moments.finish()
+    moments.update(second)
+    whole = moments.finish()
+    assert relative(half.covariance, naive_moments(layer, [first])[2]) < 1e-6
+    assert relative(whole.covariance, naive_moments(layer, [first, second])[2]) < 1e-6
+
+
+def test_three_by_three_needs_29_sums():
+    plan = recipe(Window.of(Geometry.of(nn.Conv2d(2, 2, 3, padding=1))))
+    assert (len(plan.lags), len(plan.strips)) == (13, 16)

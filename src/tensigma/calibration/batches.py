@@ -24,6 +24,8 @@ def is_batch(item: Any) -> bool:
 def iterate(batches: Any) -> Iterator[Any]:
     """All batches of one loader, or of several given as a list.
 
+    A list that begins with a tensor is one batch, so a list of lists of tensors is read as batches, not as loaders.
+
     >>> [len(b) for b in iterate([torch.zeros(2, 3), torch.zeros(1, 3)])]
     [2, 1]
     >>> first, second = [torch.zeros(2, 3)], [(torch.zeros(4, 3), torch.zeros(4))]

@@ -79,7 +79,8 @@ class Collector:
             sums = squared_gradients(model, weights, x, labels, torch.Generator().manual_seed(seed))
         finally:
             self._listening = True
-        for name, total in sums.items():
+        # Where a batch does not reach a layer, it says nothing about its weights.
+        for name, total in ((name, total) for name, total in sums.items() if name in self._reached):
             older, n = self._fisher.get(name, (0.0, 0))
             self._fisher[name] = total + older, n + len(x)
 

@@ -147,7 +147,9 @@ class LagSums:
         products = s * s * nh * wf * (3 + 2 * len(plan.lags) / n_maps)
         strips = s * s * sum(_n_products(strip, height, width) + 40 / n_maps for strip in plan.strips)
         # Small products run at about half the speed of large ones.
-        return window.groups * (1.6 * (transform + products + strips) + 100 * s * height)
+        work = 1.6 * (transform + products + strips) + 100 * s * height
+        # Starting an operation costs as much as some 3e5 multiply-adds, whatever its size.
+        return window.groups * (work + 3e5 * (3 * len(plan.strips) + 6 * wf) / n_maps)
 
     def add(self, maps: Tensor) -> None:
         """Add the patches of ``maps`` (n, channels, *size), zero-padded as the window says."""
