@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Factors)
 class Fit(Generic[F]):
     """Factors and how they were reached.
 
-    ``errors[0]`` belongs to the starting point, ``errors[i]`` to the state after sweep (or step) ``i``, and
+    ``errors[0]`` belongs to the starting point, ``errors[i]`` to the best state after sweep (or step) ``i``, and
     ``errors[-1]`` to ``factors``. They are relative errors under the metric of the fit and never rise.
     """
 

@@ -26,20 +26,23 @@ S = TypeVar("S", bound=State)
 def iterate(
     step: Callable[[S], S | None], state: S, *, max_sweeps: int, tol: float
 ) -> tuple[S, tuple[float, ...], bool]:
-    """Run ``step`` until it finds nothing better, gains less than ``tol`` of the error a sweep, or for ``max_sweeps``.
+    """Run ``step`` until it lowers the loss no more, gains less than ``tol`` a sweep, or for ``max_sweeps``.
 
-    A step that would raise the error ends the iteration and is thrown away, so the state returned is the best one.
+    Returns the state with the lowest error met, the lowest error after each sweep, and whether the iteration settled.
+    Solvers lower the loss under the damped gram; under a singular one the error itself may rise on the way, by as much
+    as the damping, and is then not taken for an improvement.
     """
-    errors = [state.error]
+    best = state
+    errors = [best.error]
     roots = [math.sqrt(state.loss)]
     for _ in range(max_sweeps):
         successor = step(state) if state.loss > 0 else None
-        if successor is None or not (successor.error <= state.error and successor.loss <= state.loss):
-            return state, tuple(errors), True
+        if successor is None or not successor.loss <= state.loss:
+            return best, tuple(errors), True
         state = successor
-        errors.append(state.error)
+        best = min(state, best, key=lambda visited: (visited.error, visited.loss))
+        errors.append(best.error)
         roots.append(math.sqrt(state.loss))
-        # Judged by the loss: the error is blind to directions that a singular gram does not see.
         if len(roots) > _PATIENCE and roots[-1 - _PATIENCE] - roots[-1] <= _PATIENCE * tol * roots[-1]:
-            return state, tuple(errors), True
-    return state, tuple(errors), False
+            return best, tuple(errors), True
+    return best, tuple(errors), False
