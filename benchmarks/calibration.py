@@ -2,8 +2,8 @@
 
     python benchmarks/calibration.py [--images 160] [--growth 100 1000] [--threads 1]
 
-Every figure is a ratio or a difference within one run. Plain forward passes and calibration take turns batch by batch, so
-that whatever else the machine does falls on both. Memory is the peak of a fresh process less the peak of another that
+Every figure is a ratio or a difference within one run. Plain forward passes and calibration take turns batch by batch,
+so that whatever else the machine does falls on both. Memory is the peak of a fresh process less the peak of another that
 only runs the model.
 """
 
@@ -37,7 +37,8 @@ def make_model() -> nn.Module:
 
 
 def spatial_layers(model: nn.Module) -> list[str]:
-    return [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3)]
+    convolutions = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
+    return [name for name, module in convolutions if module.kernel_size == (3, 3)]
 
 
 class Images:

@@ -65,19 +65,15 @@ def test_gathers_what_each_layer_sees(model):
     outputs: dict[str, list[torch.Tensor]] = {}
     layers = {name: m for name, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
     model.eval()
-    handles = [
-        m.register_forward_hook(
-            lambda m, args, kwargs, y, name=name: (
-                (
-                    seen.setdefault(name, []).append(args[0] if args else kwargs["input"]),
-                    outputs.setdefault(name, []).append(y),
-                )
-                and None
-            ),
-            with_kwargs=True,
-        )
-        for name, m in layers.items()
-    ]
+
+    def listen(name):
+        def hook(layer, args, kwargs, output):
+            seen.setdefault(name, []).append(args[0] if args else kwargs["input"])
+            outputs.setdefault(name, []).append(output)
+
+        return hook
+
+    handles = [layer.register_forward_hook(listen(name), with_kwargs=True) for name, layer in layers.items()]
     with torch.no_grad():
         for part in x.split(3):
             model(part)
@@ -141,7 +137,7 @@ def snapshot(model: nn.Module) -> dict[str, object]:
         "gradients": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
         "state": {key: value.clone() for key, value in model.state_dict().items()},
         "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state()[1].copy(),  # noqa: NPY002
+        "numpy": np.random.get_state(legacy=False)["state"]["key"].copy(),  # noqa: NPY002
         "python": random.getstate(),
         "grad mode": torch.is_grad_enabled(),
     }

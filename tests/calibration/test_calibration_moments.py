@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ from tensigma.calibration.window import Window
 from tensigma.errors import InputError
 from tensigma.layers import Geometry
 
-LAYERS = [
+LAYERS: list[Any] = [
     pytest.param(lambda: nn.Conv2d(5, 4, 3, padding=1), (9, 8), id="3x3"),
     pytest.param(lambda: nn.Conv2d(5, 4, 3), (9, 8), id="valid"),
     pytest.param(lambda: nn.Conv2d(5, 4, 3, stride=2, padding=1), (9, 8), id="stride-2"),
@@ -70,7 +72,7 @@ def relative(found: Tensor, wanted: Tensor) -> float:
     return ((found.double() - wanted).norm() / wanted.norm()).item()
 
 
-def gather(layer: nn.Module, inputs: list[Tensor], **options: int) -> Moments:
+def gather(layer: nn.Module, inputs: list[Tensor], **options: Any) -> Moments:
     moments = Moments(Geometry.of(layer), **options)
     for x in inputs:
         moments.update(x)
@@ -91,7 +93,7 @@ def test_equals_naive_unfold(make, size):
     assert relative(stats.gram, gram) < 1e-6
 
 
-LAG_LAYERS = [param for param in LAYERS if LagSums.applies(window_of(param), param.values[1] or ())]
+LAG_LAYERS = [case for case in LAYERS if LagSums.applies(window_of(case), case.values[1] or ())]
 
 
 @pytest.mark.parametrize(("make", "size"), LAG_LAYERS)

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,7 +86,7 @@ def test_two_processes_equal_one(tmp_path):
     )
     for done in run(file, str(tmp_path / "rank"), ranks=2):
         assert done.returncode == 0, done.stderr
-    whole: dict[str, object] = {}
+    whole: dict[str, Any] = {}
     exec(SETUP, whole)
     single = ts.calibrate(whole["model"], whole["batches"], fisher="model")
     for rank in range(2):
@@ -145,7 +146,7 @@ def test_a_killed_run_resumes_to_the_same_result(tmp_path):
     assert not (tmp_path / "stats").exists()
     (done,) = run(file, str(tmp_path), "fast")
     assert done.returncode == 0, done.stderr
-    whole: dict[str, object] = {}
+    whole: dict[str, Any] = {}
     exec(SETUP, whole)
     single = ts.calibrate(whole["model"], whole["batches"])
     resumed = ts.Calibration.load(tmp_path / "stats")

@@ -8,6 +8,7 @@ import gc
 import json
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +77,7 @@ class TestMerge:
         assert_same(keep(rows[:4]).merge(LayerStats.from_rows(rows[4:])), LayerStats.from_rows(rows))
 
     def test_calibrations_of_two_halves(self, model):
-        options = {"fisher": "labels"}
+        options: dict[str, Any] = {"fisher": "labels"}
         labelled = [(images(4, seed), torch.arange(4)) for seed in range(3)]
         whole = ts.calibrate(model, labelled, **options)
         parts = [ts.calibrate(model, [batch], data_name=f"part {i}", **options) for i, batch in enumerate(labelled)]
@@ -146,15 +147,18 @@ class TestStore:
     def test_rows_survive(self, tmp_path):
         rows = torch.rand(3, 8)
         Calibration({"fc": LayerStats(mean=rows.mean(0), rows=rows, count=3)}).save(tmp_path / "stats")
-        assert torch.equal(Calibration.load(tmp_path / "stats")["fc"].rows, rows)
+        torch.testing.assert_close(Calibration.load(tmp_path / "stats")["fc"].rows, rows, rtol=0, atol=0)
 
     def test_layers_are_read_when_asked_for_and_forgotten_when_unused(self, stats, tmp_path, monkeypatch):
         stats.save(tmp_path / "stats")
         read: list[str] = []
         original = store.read_tensor
-        monkeypatch.setattr(
-            "tensigma.calibration.stats.read_tensor", lambda file, key: (read.append(key), original(file, key))[1]
-        )
+
+        def noting(file: Path, key: str) -> torch.Tensor:
+            read.append(key)
+            return original(file, key)
+
+        monkeypatch.setattr("tensigma.calibration.stats.read_tensor", noting)
         loaded = ts.Calibration.load(tmp_path / "stats")
         assert loaded.samples == 4
         assert read == []
