@@ -1,0 +1,57 @@
+"""One layer that may be compressed, with all that is needed to choose its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from tensigma.calibration import LayerStats
+from tensigma.layers import Cost, Format, Geometry, cost
+from tensigma.planning.methods import Method, RankTuple
+from tensigma.planning.norms import Norm, energy_views
+from tensigma.planning.spectra import Spectra
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Candidate:
+    """A layer, how it will be treated, and what is known about it."""
+
+    name: str
+    geometry: Geometry
+    kernels: tuple[Tensor, ...] = field(repr=False)
+    method: Method
+    norm: Norm
+    stats: LayerStats | None = field(repr=False)
+    #: Spatial size of one input, or None where nobody has seen one.
+    input_size: tuple[int, ...] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def spectra(self) -> Spectra:
+        """Energies by direction under the norm, found when first asked for."""
+        targets = self.norm.targets(self.geometry, self.stats)
+        return Spectra.of(energy_views(self.kernels, targets), inputs=self.method.reads_inputs)
+
+    def energy_ranks(self, tail: float) -> RankTuple:
+        """The smallest ranks that lose at most the share ``tail`` of the energy in each direction they cut."""
+        return self.method.energy_ranks(self.spectra, tail, self.geometry.kernel_shape)
+
+    def cost(self, ranks: RankTuple | None) -> Cost:
+        """What the layer costs with these ranks (None: dense); MACs are 0 where its input size is not known."""
+        return layer_cost(
+            self.geometry, None if ranks is None else self.method.format(ranks), self.input_size, self.norm
+        )
+
+
+def layer_cost(geometry: Geometry, format: Format | None, input_size: tuple[int, ...] | None, norm: Norm) -> Cost:
+    """The cost of a layer in ``format`` (None: dense), with the bias that it gains under some norms."""
+    bias = geometry.bias or (format is not None and norm.moves_bias)
+    if input_size is not None:
+        return cost(format, geometry, input_size, bias=bias)
+    # Parameters do not depend on the size; one that the kernel just fits into is safe to ask with.
+    size = tuple(d * (k - 1) + 1 for d, k in zip(geometry.dilation, geometry.kernel_size, strict=True))
+    return Cost(cost(format, geometry, size, bias=bias).params, 0)

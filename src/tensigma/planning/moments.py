@@ -1,0 +1,112 @@
+"""Metrics of a layer out of what calibration gathered: one per group, in the order of the kernel's features."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tensigma.calibration import LayerStats
+from tensigma.errors import InputError
+from tensigma.layers import Geometry
+from tensigma.linalg import Metric
+
+
+def identity_metrics(geometry: Geometry) -> tuple[Metric, ...]:
+    """The Frobenius norm of the weights."""
+    return (Metric.identity(geometry.patch_size),) * geometry.groups
+
+
+def gram_metrics(geometry: Geometry, stats: LayerStats) -> tuple[Metric, ...]:
+    """Σ = E[u uᵀ]: the mean squared output.
+
+    >>> from torch import nn
+    >>> stats = LayerStats.from_rows(torch.randn(50, 4), input_shape=(4, 5, 5))
+    >>> gram_metrics(Geometry.of(nn.ConvTranspose2d(4, 6, 2, stride=2)), stats)[0].size
+    16
+    """
+    _check_width(geometry, stats)
+    if stats.rows is not None:
+        return (Metric.from_rows(stats.rows),)
+    if geometry.kind == "conv_transpose":
+        return tuple(map(Metric.from_gram, _Scattered(geometry, stats).gram()))
+    return tuple(map(Metric.from_gram, _by_group(stats.gram, geometry)))
+
+
+def centred_metrics(geometry: Geometry, stats: LayerStats) -> tuple[Metric, ...]:
+    """Σ_c = E[(u − μ)(u − μ)ᵀ]: the variance of the output, which is what is left once the bias is free to move."""
+    _check_width(geometry, stats)
+    if stats.rows is not None:
+        return (Metric.from_rows(stats.rows, stats.mean),)
+    if geometry.kind == "conv_transpose":
+        return tuple(map(Metric.from_gram, _Scattered(geometry, stats).covariance()))
+    return tuple(map(Metric.from_gram, _by_group(stats.covariance, geometry)))
+
+
+def means(geometry: Geometry, stats: LayerStats) -> Tensor:
+    """μ = E[u], (groups, d)."""
+    _check_width(geometry, stats)
+    if geometry.kind == "conv_transpose":
+        return _Scattered(geometry, stats).mean()
+    return stats.mean.reshape(geometry.groups, -1)
+
+
+def _by_group(moment: Tensor, geometry: Geometry) -> Tensor:
+    return moment.reshape(geometry.groups, geometry.patch_size, geometry.patch_size)
+
+
+def _check_width(geometry: Geometry, stats: LayerStats) -> None:
+    channels = geometry.in_channels // geometry.groups
+    expected = channels if geometry.kind == "conv_transpose" else geometry.patch_size
+    if (stats.groups, stats.d) != (geometry.groups, expected):
+        raise InputError(
+            f"statistics of {stats.groups} × {stats.d} features came; the layer has {geometry.groups} × {expected}"
+        )
+
+
+class _Scattered:
+    """Moments of what an output position of a transposed convolution sees, from those of the channels at its input.
+
+    u[channel, tap] is the input that reaches the output through that tap, or 0 where the stride skips it. Which taps
+    meet at an output is geometry and known exactly (w: the share of outputs that a tap reaches, P: that two taps
+    reach together); inputs of different positions are taken to be uncorrelated but for their mean, which is exact
+    where windows do not overlap. So E[u uᵀ] = Cov(x) ⊗ diag(w) + μμᵀ ⊗ P, as positive as it should be.
+    """
+
+    def __init__(self, geometry: Geometry, stats: LayerStats) -> None:
+        if len(stats.input_shape) != geometry.n_spatial + 1:
+            raise InputError("statistics of a transposed convolution need the shape of its input; calibrate again")
+        self.geometry = geometry
+        channels = geometry.in_channels // geometry.groups
+        self.cov_x = stats.covariance.reshape(geometry.groups, channels, channels)
+        self.mean_x = stats.mean.reshape(geometry.groups, channels).to(self.cov_x)
+        together = torch.ones(1, 1)
+        sizes = zip(stats.input_shape[1:], geometry.output_size(stats.input_shape[1:]), strict=True)
+        for axis, (n_in, n_out) in enumerate(sizes):
+            together = torch.kron(together, self._axis(axis, n_in, n_out))
+        self.together = together.to(self.cov_x)  # P, (k, k)
+        self.reach = self.together.diagonal()  # w, (k)
+
+    def _axis(self, axis: int, n_in: int, n_out: int) -> Tensor:
+        """The share of outputs along one axis that each pair of taps reaches together."""
+        g = self.geometry
+        taps = torch.arange(g.kernel_size[axis]) * g.dilation[axis]
+        landing = torch.arange(n_in)[:, None] * g.stride[axis] - g.pads[axis][0] + taps  # (n_in, k)
+        hits = (torch.arange(n_out)[:, None, None] == landing).any(1).float()  # (n_out, k)
+        return hits.T @ hits / n_out
+
+    def covariance(self) -> Tensor:
+        spread = self.together - torch.outer(self.reach, self.reach)
+        return self._moment(spread)
+
+    def gram(self) -> Tensor:
+        return self._moment(self.together)
+
+    def mean(self) -> Tensor:
+        return (self.mean_x[:, :, None] * self.reach).flatten(1)
+
+    def _moment(self, taps: Tensor) -> Tensor:
+        outer = self.mean_x[:, :, None] * self.mean_x[:, None, :]
+        diagonal = torch.diag(self.reach)
+        return torch.stack(
+            [torch.kron(c, diagonal) + torch.kron(m, taps) for c, m in zip(self.cov_x, outer, strict=True)]
+        )

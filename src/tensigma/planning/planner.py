@@ -1,0 +1,281 @@
+"""From a model, its statistics and one rule or budget to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+
+from tensigma.calibration import Calibration, calibrate
+from tensigma.errors import InputError
+from tensigma.layers import Geometry, Layer, find_layers, kernels_of
+from tensigma.planning.budget import Budget, Macs, allocate
+from tensigma.planning.candidate import Candidate
+from tensigma.planning.entry import Entry
+from tensigma.planning.methods import METHODS, Method, RankTuple, method_of
+from tensigma.planning.norms import Norm, norm_of
+from tensigma.planning.patterns import matches, select
+from tensigma.planning.plans import Plan
+from tensigma.planning.ranks import RankRule, Ranks, check_given
+
+Saving = Literal["params", "macs", "none"]
+_OVERRIDES = ("method", "ranks", "norm", "options")
+
+
+def plan(
+    model: nn.Module,
+    stats: Calibration | None = None,
+    *,
+    budget: Budget | None = None,
+    ranks: RankRule | None = None,
+    method: str = "auto",
+    norm: str = "centred",
+    layers: str | Sequence[str] = "all",
+    skip: str | Sequence[str] | None = None,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
+    saving: Saving | None = None,
+    data: Any = None,
+) -> Plan:
+    """Decide which layers of ``model`` are compressed, in which format and with which ranks. Nothing is solved.
+
+    Args:
+        model: Any module. It is only looked at.
+        stats: What :func:`tensigma.calibrate` gathered; not needed for ``norm="frobenius"``.
+        budget: ``Params(share)`` or ``Macs(share)``: one number for the whole model.
+        ranks: Or a rule: ``VBMF(alpha)``, ``Energy(share)`` or ``Ranks({pattern: rank})``. Exactly one of the two.
+        method: ``"auto"``, ``"tucker2"``, ``"cp"``, ``"cp-joint"``, ``"deflation"`` or ``"svd"``. ``"auto"`` is
+            Tucker-2 for kernels larger than one tap. Pointwise and Linear layers take SVD whatever the method.
+        norm: ``"centred"``, ``"sigma"``, ``"frobenius"``, ``"fisher"`` or ``"activation"``.
+        layers: ``"all"``, ``"spatial"`` (kernels larger than one tap), or names and patterns.
+        skip: Names and patterns of layers to leave dense. None means the first convolution, ``()`` means none.
+        overrides: Pattern → dict with any of ``method``, ``ranks``, ``norm`` and ``options``, for some layers; where
+            several patterns match, the later ones have the last word.
+        options: Options of the solvers, such as ``max_sweeps``; each method takes those it knows.
+        saving: A layer that would not get smaller in ``"params"`` or ``"macs"`` stays dense; ``"none"`` lets it
+            grow. By default MACs under ``Macs``, otherwise parameters.
+        data: Batches to calibrate with where ``stats`` is not given.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3))
+    >>> from tensigma.planning import VBMF
+    >>> plan(model, ranks=VBMF(1.0), norm="frobenius", layers="spatial", skip=())["2"].method.name
+    'tucker2'
+    """
+    if (budget is None) == (ranks is None):
+        came = "both came" if budget is not None else "neither came"
+        raise InputError(f"give either budget= (such as Params(0.5)) or ranks= (such as VBMF(0.5)); {came}")
+    if budget is not None and not isinstance(budget, Budget):
+        raise InputError(f"budget= takes Params(share) or Macs(share), got {budget!r}")
+    if ranks is not None and not isinstance(ranks, RankRule):
+        raise InputError(f"ranks= takes VBMF(alpha), Energy(share) or Ranks({{pattern: rank}}), got {ranks!r}")
+    if saving not in (None, "params", "macs", "none"):
+        raise InputError(f"saving={saving!r} is unknown; choose 'params', 'macs' or 'none'")
+    found = find_layers(model)
+    if not found:
+        raise InputError(f"{type(model).__name__} has no convolution or Linear layer, so there is nothing to plan")
+    names = [layer.name for layer in found]
+    if ranks is not None:
+        ranks.check_names(names)
+    wishes = _Wishes(_Wish(method_of(method), norm_of(norm), ranks, _known_options(options)), overrides or {}, names)
+    needy = [norm for norm in wishes.norms if norm.needs_stats]
+    if stats is None and needy:
+        if data is None:
+            raise InputError(
+                f"norm={needy[0].name!r} needs stats= (from tensigma.calibrate) or data= (batches to calibrate with); "
+                "only norm='frobenius' does without"
+            )
+        stats = calibrate(model, data, fisher=next((norm.fisher for norm in needy if norm.fisher), None))
+    if stats is not None:
+        stats.check_model(model)
+    sieve = _Sieve(found, layers, skip, stats)
+    drafts = [_draft(layer, wishes.of(layer.name), sieve, stats) for layer in found]
+    candidates = [draft for draft in drafts if isinstance(draft, Candidate)]
+    if not candidates:
+        reasons = "; ".join(f"{draft.name}: {draft.reason}" for draft in drafts[:3] if isinstance(draft, Entry))
+        raise InputError(f"no layer of {type(model).__name__} can be compressed ({reasons})")
+    n_params = sum(parameter.numel() for parameter in model.parameters())
+    unit = saving or ("macs" if isinstance(budget, Macs) else "params")
+    chosen = _chosen_ranks(drafts, wishes, budget, n_params)
+    known = budget is not None
+    entries = [
+        draft if isinstance(draft, Entry) else _entry(draft, chosen[draft.name], unit, wishes.of(draft.name), known)
+        for draft in drafts
+    ]
+    return Plan(entries, n_params=n_params)
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What the caller asked for, for one layer."""
+
+    method: Method
+    norm: Norm
+    ranks: RankRule | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _Wishes:
+    """The common wish and the overrides of it."""
+
+    def __init__(self, common: _Wish, overrides: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
+        self.common = common
+        self.overrides: list[tuple[str, dict[str, Any]]] = []
+        select(list(overrides), names, what="overrides")
+        for pattern, given in overrides.items():
+            unknown = [key for key in given if key not in _OVERRIDES]
+            if unknown:
+                raise InputError(f"overrides[{pattern!r}] has {unknown[0]!r}; it takes {', '.join(_OVERRIDES)}")
+            wish: dict[str, Any] = {}
+            if "method" in given:
+                wish["method"] = method_of(given["method"])
+            if "norm" in given:
+                wish["norm"] = norm_of(given["norm"])
+            if "options" in given:
+                wish["options"] = _known_options(given["options"])
+            if "ranks" in given:
+                wish["ranks"] = _rule(given["ranks"], pattern)
+            self.overrides.append((pattern, wish))
+
+    @property
+    def norms(self) -> list[Norm]:
+        return [self.common.norm, *(wish["norm"] for _, wish in self.overrides if "norm" in wish)]
+
+    def of(self, name: str) -> _Wish:
+        merged = dict(vars(self.common))
+        for pattern, wish in self.overrides:
+            if matches(name, pattern):
+                merged.update(wish)
+        return _Wish(**merged)
+
+
+def _rule(ranks: Any, pattern: str) -> RankRule:
+    if isinstance(ranks, RankRule):
+        return ranks
+    check_given(ranks, f"overrides[{pattern!r}]")
+    return Ranks({pattern: ranks if isinstance(ranks, int) else tuple(ranks)})
+
+
+def _known_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    known = {option for method in METHODS.values() for option in method.options}
+    for option in options or {}:
+        if option not in known:
+            raise InputError(f"no solver has an option {option!r}; known are {', '.join(sorted(known))}")
+    return dict(options or {})
+
+
+class _Sieve:
+    """Which layers the caller wants compressed."""
+
+    def __init__(
+        self,
+        found: Sequence[Layer],
+        layers: str | Sequence[str],
+        skip: str | Sequence[str] | None,
+        stats: Calibration | None,
+    ) -> None:
+        names = [layer.name for layer in found]
+        self.layers, self.default_skip = layers, skip is None
+        self.wanted = set(names) if layers in ("all", "spatial") else select(layers, names, what="layers")
+        self.skipped = _first_convolution(found, stats) if skip is None else select(skip, names, what="skip")
+
+    def why_not(self, layer: Layer, geometry: Geometry) -> str | None:
+        if layer.name in self.skipped:
+            return "the first convolution is left dense" if self.default_skip else "left out by skip"
+        if layer.name not in self.wanted or (self.layers == "spatial" and geometry.is_pointwise):
+            return f"left out by layers={self.layers!r}"
+        return None
+
+
+def _first_convolution(found: Sequence[Layer], stats: Calibration | None) -> set[str]:
+    """In order of definition, among those that data reaches."""
+    for layer in found:
+        if layer.geometry is not None and layer.geometry.kind != "linear" and (stats is None or layer.name in stats):
+            return {layer.name}
+    return set()
+
+
+def _draft(layer: Layer, wish: _Wish, sieve: _Sieve, stats: Calibration | None) -> Entry | Candidate:
+    """A layer that may be compressed as a candidate; any other as a dense entry with the reason."""
+    geometry = layer.geometry
+    if geometry is None:
+        return Entry(name=layer.name, geometry=None, method=None, norm=wish.norm, reason=layer.reason)
+    method = method_of(wish.method, geometry)
+    own = None if stats is None else stats.get(layer.name)
+    size = None
+    if own is not None and own.input_shape:
+        size = own.input_shape[:-1] if geometry.kind == "linear" else own.input_shape[1:]
+    reason = layer.reason or sieve.why_not(layer, geometry) or method.why_not(geometry, wish.norm)
+    if reason is None and stats is not None and own is None:
+        reason = "calibration never reached it"
+    if reason is not None:
+        return Entry(name=layer.name, geometry=geometry, method=method, norm=wish.norm, reason=reason, input_size=size)
+    lacking = wish.norm.why_not(own)
+    if lacking is not None:
+        raise InputError(f"norm={wish.norm.name!r}, layer {layer.name!r}: {lacking}")
+    return Candidate(
+        name=layer.name,
+        geometry=geometry,
+        kernels=kernels_of(layer.module),
+        method=method,
+        norm=wish.norm,
+        stats=own,
+        input_size=size,
+        options={key: value for key, value in wish.options.items() if key in method.options},
+    )
+
+
+def _chosen_ranks(
+    drafts: Sequence[Entry | Candidate], wishes: _Wishes, budget: Budget | None, n_params: int
+) -> dict[str, RankTuple | None]:
+    """Ranks of every candidate: by its rule, or, where it has none, out of the budget."""
+    chosen: dict[str, RankTuple | None] = {}
+    shared: list[Candidate] = []
+    for draft in drafts:
+        if isinstance(draft, Entry):
+            continue
+        rule = wishes.of(draft.name).ranks
+        if rule is None:
+            shared.append(draft)
+        else:
+            chosen[draft.name] = rule.ranks(draft)
+    if budget is None:
+        return chosen
+    if isinstance(budget, Macs) and any(layer.input_size is None for layer in shared):
+        raise InputError("Macs(…) needs stats= (from tensigma.calibrate), which know the size of every layer's input")
+    costs = [draft.before if isinstance(draft, Entry) else draft.cost(None) for draft in drafts]
+    total = n_params if not isinstance(budget, Macs) else sum(budget.measure(cost) for cost in costs)
+    rest = total - sum(budget.measure(layer.cost(None)) for layer in shared)
+    for draft in drafts:
+        if isinstance(draft, Candidate) and draft.name in chosen:
+            rest -= budget.measure(draft.cost(None)) - budget.measure(draft.cost(chosen[draft.name]))
+    return chosen | dict(allocate(shared, budget, total=total, rest=rest))
+
+
+def _entry(layer: Candidate, ranks: RankTuple | None, unit: str, wish: _Wish, budgeted: bool) -> Entry:
+    format = None if ranks is None else layer.method.format(ranks)
+    reason = error = None
+    if format is None:
+        reason = (
+            "the budget is best kept without it" if budgeted and wish.ranks is None else "no ranks are given for it"
+        )
+    elif unit != "none" and (unit == "params" or layer.input_size is not None):
+        before, after = layer.cost(None), layer.cost(ranks)
+        if getattr(after, unit) >= getattr(before, unit):
+            label = " ".join([layer.method.name, *map(str, format.ranks)])
+            reason = f"{label} would save no {'parameters' if unit == 'params' else 'MACs'}"
+    rule = wish.ranks
+    if reason is None and ranks is not None and (rule is None or rule.reads_energy):
+        error = layer.method.error(layer.spectra, ranks)
+    return Entry(
+        name=layer.name,
+        geometry=layer.geometry,
+        method=layer.method,
+        norm=layer.norm,
+        format=format if reason is None else None,
+        reason=reason,
+        error=error,
+        input_size=layer.input_size,
+        options=layer.options,
+    )

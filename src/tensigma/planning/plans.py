@@ -1,0 +1,230 @@
+"""Plans: what becomes of every layer of a model, before anything is solved."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from tensigma.errors import InputError, StoreError
+from tensigma.layers import Cost, find_layers
+from tensigma.planning.entry import Entry
+from tensigma.planning.methods import Method, method_of
+from tensigma.planning.norms import Norm, norm_of
+from tensigma.planning.patterns import select
+from tensigma.planning.table import count, share, table
+
+FORMAT = "tensigma-plan"
+VERSION = 1
+
+
+class Plan(Mapping[str, Entry]):
+    """Layer name → :class:`Entry`, for every linear or convolutional layer of a model, in its order.
+
+    A plan never changes; :meth:`with_` gives another one. ``str(plan)`` is a table. In the file that :meth:`save`
+    writes, ``ranks``, ``method`` and ``norm`` may be edited by hand.
+
+    >>> import tensigma as ts
+    >>> model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.Flatten(), nn.Linear(32, 10))
+    >>> plan = ts.plan(model, ranks=ts.Ranks({"*": 8}), norm="frobenius")
+    >>> print(plan)
+    layer  format       params           MACs    error  why dense
+    0      dense           896              –        –  the first convolution is left dense
+    2      tucker2 8 8   9,248  → 1,120     –        –
+    4      dense           330              –        –  svd 8 would save no parameters
+    total               10,474  → 2,346     –
+    rate 4.46
+    >>> plan.with_("2", ranks=(16, 8))["2"].ranks
+    (16, 8)
+    """
+
+    def __init__(self, entries: Iterable[Entry], *, n_params: int) -> None:
+        self._entries = {entry.name: entry for entry in entries}
+        #: Parameters of the whole model as it is.
+        self.n_params = n_params
+
+    def __getitem__(self, name: str) -> Entry:
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise KeyError(f"the plan has no layer {name!r}; it has {', '.join(list(self._entries)[:5])} …") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Plan):
+            return NotImplemented
+        return (self.n_params, self._entries) == (other.n_params, other._entries)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def compressed(self) -> list[Entry]:
+        """The entries of the layers that will be replaced."""
+        return [entry for entry in self.values() if entry.format is not None]
+
+    @property
+    def before(self) -> Cost:
+        """Parameters of the whole model and MACs of the layers whose input size is known, as they are."""
+        return Cost(self.n_params, sum(entry.before.macs for entry in self.values()))
+
+    @property
+    def after(self) -> Cost:
+        """The same once the plan is carried out."""
+        saved = sum(entry.before.params - entry.after.params for entry in self.compressed)
+        return Cost(self.n_params - saved, sum(entry.after.macs for entry in self.values()))
+
+    @property
+    def rate(self) -> float:
+        """Compression rate: parameters of the whole model before ÷ after."""
+        return self.before.params / max(self.after.params, 1)
+
+    def with_(
+        self,
+        layers: str | Sequence[str],
+        *,
+        method: str | Method | None = None,
+        ranks: int | Sequence[int] | None = None,
+        norm: str | Norm | None = None,
+        dense: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> Plan:
+        """Another plan, in which the layers of these names or patterns are treated otherwise.
+
+        What is not given stays. Ranks are taken as they are, also where they save nothing.
+
+        >>> import tensigma as ts
+        >>> plan = ts.plan(nn.Sequential(nn.Linear(64, 64)), ranks=ts.Ranks({"*": 4}), norm="frobenius")
+        >>> plan.with_("*", dense=True)["0"].reason
+        'left dense by hand'
+        """
+        if dense and (method, ranks, norm, options) != (None,) * 4:
+            raise InputError("dense=True leaves the layers as they are; it goes with no other change")
+        chosen = select(layers, self, what="plan")
+        entries = []
+        for entry in self.values():
+            if entry.name not in chosen:
+                entries.append(entry)
+            elif dense:
+                entries.append(replace(entry, format=None, error=None, reason="left dense by hand"))
+            else:
+                entries.append(_changed(entry, method, ranks, norm, options))
+        return Plan(entries, n_params=self.n_params)
+
+    def check_model(self, model: nn.Module) -> None:
+        """Raise :class:`~tensigma.errors.InputError` naming the first layer that ``model`` does not have as planned."""
+        layers = {layer.name: layer for layer in find_layers(model)}
+        for entry in self.compressed:
+            layer = layers.get(entry.name)
+            if layer is None:
+                raise InputError(f"the plan belongs to another model: there is no layer {entry.name!r}")
+            if layer.geometry != entry.geometry:
+                raise InputError(
+                    f"the plan belongs to another model: layer {entry.name!r} is {layer.geometry}, planned was "
+                    f"{entry.geometry}"
+                )
+            if layer.reason is not None:
+                raise InputError(f"layer {entry.name!r} cannot be compressed: {layer.reason}")
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON; an existing plan is replaced in one step."""
+        data = {
+            "format": FORMAT,
+            "version": VERSION,
+            "library": version("tensigma"),
+            "n_params": self.n_params,
+            "layers": {name: entry.to_json() for name, entry in self.items()},
+        }
+        target = Path(file)
+        partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+        try:
+            partial.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            partial.replace(target)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise StoreError(f"could not write the plan {target}: {error.strerror or error}") from error
+
+    @classmethod
+    def load(cls, file: str | os.PathLike[str]) -> Plan:
+        """Read a plan that :meth:`save` wrote."""
+        try:
+            data = json.loads(Path(file).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise StoreError(f"the plan {os.fspath(file)} cannot be read: {error}") from error
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise StoreError(f"{os.fspath(file)} is not a plan written by Plan.save")
+        if data.get("version") != VERSION:
+            raise StoreError(
+                f"{os.fspath(file)} has plan version {data.get('version')}; this library reads version {VERSION}"
+            )
+        layers, n_params = data.get("layers"), data.get("n_params")
+        if not isinstance(layers, dict) or isinstance(n_params, bool) or not isinstance(n_params, int):
+            raise StoreError(f"{os.fspath(file)} is damaged: layers or n_params is missing or of the wrong kind")
+        try:
+            return cls([Entry.from_json(name, entry) for name, entry in layers.items()], n_params=n_params)
+        except StoreError as error:
+            raise StoreError(f"{os.fspath(file)}: {error}") from None
+
+    def __repr__(self) -> str:
+        return f"Plan({len(self.compressed)} of {len(self)} layers, rate {self.rate:.2f})"
+
+    def __str__(self) -> str:
+        rows = []
+        for entry in self.values():
+            known, changed = entry.geometry is not None, entry.format is not None
+            sized = entry.input_size is not None
+            rows.append(
+                [
+                    entry.name,
+                    entry.label,
+                    count(entry.before.params) if known else "–",
+                    f"→ {count(entry.after.params)}" if changed else "",
+                    count(entry.before.macs) if sized else "–",
+                    f"→ {count(entry.after.macs)}" if sized and changed else "",
+                    share(entry.error),
+                    entry.reason or "",
+                ]
+            )
+        before, after = self.before, self.after
+        sized = before.macs > 0
+        macs = [count(before.macs), f"→ {count(after.macs)}"] if sized else ["–", ""]
+        rows.append(["total", "", count(before.params), f"→ {count(after.params)}", *macs, "", ""])
+        header = ["layer", "format", "params", "", "MACs", "", "error", "why dense"]
+        return table(header, rows, left=(0, 1, 3, 5, 7)) + f"\nrate {self.rate:.2f}"
+
+
+def _changed(
+    entry: Entry,
+    method: str | Method | None,
+    ranks: int | Sequence[int] | None,
+    norm: str | Norm | None,
+    options: Mapping[str, Any] | None,
+) -> Entry:
+    if entry.geometry is None:
+        raise InputError(f"{entry.name}: {entry.reason}")
+    new_norm = entry.norm if norm is None else norm_of(norm)
+    new_method = method_of(method or entry.method or "auto", entry.geometry)
+    if ranks is None and (entry.ranks is None or new_method.rank_names != (entry.method or new_method).rank_names):
+        raise InputError(f"{entry.name}: give ranks too; {new_method.name} takes {', '.join(new_method.rank_names)}")
+    wanted = entry.ranks if ranks is None else ranks
+    assert wanted is not None
+    reason = new_method.why_not(entry.geometry, new_norm)
+    if reason is not None:
+        raise InputError(f"{entry.name}: {reason}")
+    try:
+        format = new_method.format(new_method.check_ranks(wanted, entry.geometry.kernel_shape))
+        new_options = {k: v for k, v in entry.options.items() if k in new_method.options} | dict(options or {})
+        new_method.check_options(new_options)
+    except InputError as error:
+        raise type(error)(f"{entry.name}: {error}") from None
+    return replace(entry, method=new_method, norm=new_norm, format=format, reason=None, error=None, options=new_options)
