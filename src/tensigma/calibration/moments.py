@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tensigma.calibration.lags import LagSums
+from tensigma.calibration.lags import LagSums, rest_of
 from tensigma.calibration.scratch import Scratch
 from tensigma.calibration.stats import LayerStats
 from tensigma.calibration.unfold import UnfoldSums
@@ -71,7 +71,7 @@ class Moments:
         self.count = 0
         self._keeps_rows = geometry.kind == "linear" and self.window.d >= wide
         self._kept: list[Tensor] = []
-        self._sums: dict[str, Sums] = {}
+        self._sums: dict[tuple[int, ...], Sums] = {}  # by the rest of the map's size, () for unfolding
         self._pilot: Tensor | None = None
         self._buffer: Tensor | None = None
         self._filled = 0
@@ -210,10 +210,13 @@ class Moments:
     def _form(self, size: Sequence[int]) -> Sums:
         """The cheaper form for maps of this size. Sums of both forms simply add up."""
         window = self.window
-        form = "lags" if prefers_lags(window, size) else "unfold"
+        form: tuple[int, ...] = rest_of(window, size) if prefers_lags(window, size) else ()
         if form not in self._sums:
-            kind = LagSums if form == "lags" else UnfoldSums
-            self._sums[form] = kind(window, self._device, self.scratch)
+            self._sums[form] = (
+                LagSums(window, (form[0], form[1]), self._device, self.scratch)
+                if form
+                else UnfoldSums(window, self._device, self.scratch)
+            )
         return self._sums[form]
 
     def _settle(self) -> None:
