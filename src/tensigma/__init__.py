@@ -4,13 +4,14 @@ from importlib.metadata import version
 
 from tensigma import linalg
 from tensigma.calibration import Calibration, LayerStats, calibrate
-from tensigma.pipeline import Report, compress, compress_
+from tensigma.pipeline import Evaluation, Report, compress, compress_, evaluate, load, save
 from tensigma.planning import VBMF, Energy, Macs, Params, Plan, Ranks, plan
 
 __all__ = [
     "VBMF",
     "Calibration",
     "Energy",
+    "Evaluation",
     "LayerStats",
     "Macs",
     "Params",
@@ -21,7 +22,10 @@ __all__ = [
     "calibrate",
     "compress",
     "compress_",
+    "evaluate",
     "linalg",
+    "load",
     "plan",
+    "save",
 ]
 __version__ = version("tensigma")

@@ -1,7 +1,23 @@
 """From a plan to a smaller network: compression, evaluation, and the archive."""
 
+from tensigma.pipeline.archive import load, save
 from tensigma.pipeline.compression import compress, compress_
+from tensigma.pipeline.evaluation import Evaluation, EvaluationProgress, evaluate
+from tensigma.pipeline.latency import Latency
 from tensigma.pipeline.progress import CompressionProgress
 from tensigma.pipeline.report import LayerReport, Report, Size
 
-__all__ = ["CompressionProgress", "LayerReport", "Report", "Size", "compress", "compress_"]
+__all__ = [
+    "CompressionProgress",
+    "Evaluation",
+    "EvaluationProgress",
+    "Latency",
+    "LayerReport",
+    "Report",
+    "Size",
+    "compress",
+    "compress_",
+    "evaluate",
+    "load",
+    "save",
+]

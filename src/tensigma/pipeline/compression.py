@@ -6,6 +6,7 @@ import copy
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -15,6 +16,7 @@ from tensigma.calibration import Calibration, calibrate
 from tensigma.errors import InputError
 from tensigma.layers import find_layers, replace_
 from tensigma.pipeline.cache import Cache
+from tensigma.pipeline.counting import count_params, size_of
 from tensigma.pipeline.jobs import Job, run_jobs
 from tensigma.pipeline.progress import reporter
 from tensigma.pipeline.report import LayerReport, Report, Size
@@ -132,15 +134,15 @@ def compress_(
     carried.check_model(model)
     modules = {layer.name: layer.module for layer in find_layers(model)}
     jobs = [Job(entry, modules[entry.name], _layer_stats(entry, stats)) for entry in carried.compressed]
-    before = _size(model)
+    before = size_of(model)
     solved = run_jobs(jobs, cache=None if cache is None else Cache(cache), workers=workers, report=reporter(progress))
     rows = [_row(entry, modules[entry.name], solved.get(entry.name)) for entry in carried.values()]
     replace_(model, {name: solution.modules for name, (solution, _) in solved.items()})
     macs = (carried.before.macs, carried.after.macs) if carried.before.macs else (None, None)
     return Report(
         layers=tuple(rows),
-        before=Size(params=before[0], macs=macs[0], bytes=before[1]),
-        after=Size(params=_size(model)[0], macs=macs[1], bytes=_size(model)[1]),
+        before=replace(before, macs=macs[0]),
+        after=replace(size_of(model), macs=macs[1]),
         seconds=time.perf_counter() - start,
         library=version("tensigma"),
     )
@@ -172,24 +174,16 @@ def _layer_stats(entry: Entry, stats: Calibration | None) -> Any:
     return found
 
 
-def _size(module: nn.Module) -> tuple[int, int]:
-    """Parameters, and bytes of parameters and buffers, each counted once."""
-    parameters = list(module.parameters())
-    tensors = [*parameters, *module.buffers()]
-    return sum(p.numel() for p in parameters), sum(t.numel() * t.element_size() for t in tensors)
-
-
 def _row(entry: Entry, module: nn.Module, found: tuple[Solution, bool] | None) -> LayerReport:
-    params, n_bytes = _size(module)
-    width = next(iter(module.parameters())).element_size() if params else 0
     sized = entry.input_size is not None
-    before = Size(params=params, macs=entry.before.macs if sized else None, bytes=n_bytes)
+    before = replace(size_of(module), macs=entry.before.macs if sized else None)
     if found is None:
         return LayerReport(
             name=entry.name, method="dense", ranks=None, norm=None, before=before, after=before, reason=entry.reason
         )
     solution, cached = found
-    after = sum(p.numel() for p in solution.modules.parameters())
+    after = count_params(solution.modules)
+    width = next(module.parameters()).element_size()
     assert entry.method is not None
     return LayerReport(
         name=entry.name,
