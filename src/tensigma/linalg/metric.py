@@ -241,7 +241,9 @@ def _choose_damping(gram: Tensor, wanted: float | None) -> tuple[float, float]:
     """The smallest relative damping, from ``wanted`` up, with which Σ + εI has a Cholesky factor; and its ε."""
     if wanted is not None and not 0 <= wanted < 1:
         raise InputError(f"damping is relative to the largest eigenvalue and lies in [0, 1), got {wanted}")
-    if (gram.diagonal() < 0).any():
+    diagonal = gram.diagonal()
+    # A channel that never varies has a variance of zero, give or take a rounding of the others.
+    if (diagonal < -_DAMPING[gram.dtype] * diagonal.abs().max()).any():
         raise NotPSDError("the gram has a negative diagonal entry, so it is no second moment of anything")
     if not gram.any():
         # Nothing reaches this layer: every approximation is perfect. Solvers then see the identity.
