@@ -243,7 +243,7 @@ def _choose_damping(gram: Tensor, wanted: float | None) -> tuple[float, float]:
         raise InputError(f"damping is relative to the largest eigenvalue and lies in [0, 1), got {wanted}")
     diagonal = gram.diagonal()
     # A channel that never varies has a variance of zero, give or take a rounding of the others.
-    if (diagonal < -_DAMPING[gram.dtype] * diagonal.abs().max()).any():
+    if (diagonal < -_DAMPING * diagonal.abs().max()).any():
         raise NotPSDError("the gram has a negative diagonal entry, so it is no second moment of anything")
     if not gram.any():
         # Nothing reaches this layer: every approximation is perfect. Solvers then see the identity.
