@@ -1,10 +1,10 @@
 """Cost of calibration beside the forward pass it rides on: time, memory, and growth with the data.
 
-    python benchmarks/calibration.py [--images 160] [--growth 100 1000] [--threads 1]
+    python benchmarks/calibration.py [--images 320] [--growth 100 1000] [--threads 1]
 
 Every figure is a ratio or a difference within one run. Plain forward passes and calibration take turns batch by batch,
-so that whatever else the machine does falls on both. Memory is the peak of a fresh process less the peak of another that
-only runs the model.
+so that whatever else the machine does falls on both. Memory is the peak of a fresh process less the peak of another
+that only runs the model.
 """
 
 from __future__ import annotations

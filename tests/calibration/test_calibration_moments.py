@@ -118,7 +118,7 @@ def test_both_forms_are_in_use():
     window = Window.of(Geometry.of(nn.Conv2d(64, 64, 3, padding=1)))
     assert prefers_lags(window, (56, 56))
     assert prefers_lags(window, (7, 7))
-    assert not prefers_lags(window, (3, 3))
+    assert not prefers_lags(window, (2, 2))
     assert not prefers_lags(Window.of(Geometry.of(nn.Conv2d(3, 64, 3, padding=1))), (4, 4))
 
 

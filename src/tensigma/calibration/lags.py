@@ -214,8 +214,8 @@ class LagSums:
             s * s * nh * wf * (sum(3 if a == b else 4 for (a, b), _ in plan.jobs()) + 2 * len(plan.lags) / n_maps)
         )
         strips = s * s * sum(_n_products(strip, height, width) + 40 / n_maps for strip in plan.strips)
-        # Small products run at about half the speed of large ones.
-        work = 1.6 * (transform + products + strips) + 100 * n_phases * s * height
+        # Small products are somewhat slower than large ones.
+        work = 1.3 * (transform + products + strips) + 100 * n_phases * s * height
         # Starting an operation costs as much as some 3e5 multiply-adds, whatever its size.
         return window.groups * (work + 3e5 * (3 * len(plan.strips) + 6 * wf * len(plan.jobs())) / n_maps)
 
@@ -352,18 +352,17 @@ class LagSums:
                     total.addmm_(first.flatten(0, 1)[:, one].T, second.flatten(0, 1)[:, other])
             accumulate(sums[index], total, self.scratch)
 
-    def rows(self, tap: int) -> Tensor:
-        """The sums of one tap with all taps, (groups, s, s, k), in float64."""
-        g, s, k = self.window.groups, self.window.s, self.window.n_taps
-        found = self.lags.new_empty(g, s, s, k)
-        for other in range(k):
+    def rows(self, tap: int, out: Tensor) -> Tensor:
+        """Write the sums of one tap with all taps, (groups, k, s, s) in float64, to ``out``."""
+        for group, other in product(range(self.window.groups), range(self.window.n_taps)):
             in_order = (tap, other) in self.recipe.pairs
             lag, terms = self.recipe.pairs[(tap, other) if in_order else (other, tap)]
-            block = self.lags[:, lag].clone()
+            block = self.lags[group, lag]
+            out[group, other] = block if in_order else block.T
             for sign, strip in terms:
-                block.add_(self.strips[:, strip], alpha=sign)
-            found[..., other] = block if in_order else block.mT
-        return found
+                part = self.strips[group, strip]
+                out[group, other].add_(part if in_order else part.T, alpha=sign)
+        return out
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,6 @@ the precision of the input (half precision in float32), and those sums in float6
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Protocol
@@ -40,7 +39,7 @@ class Sums(Protocol):
 
     def add(self, maps: Tensor) -> None: ...
 
-    def rows(self, tap: int) -> Tensor: ...
+    def rows(self, tap: int, out: Tensor) -> Tensor: ...
 
 
 class Moments:
@@ -122,23 +121,37 @@ class Moments:
         rise = pairs.diagonal(dim1=2, dim2=3) if window.is_padded else pairs[..., 0]  # E[w], (g, s, k)
         mean = (rise + pilot[:, :, None] * seen).flatten(1)
         covariance = torch.empty(g, s, k, s, k, dtype=dtype or self._pilot.dtype, device=self._device)
+        m = pilot[:, None, :].expand(g, k, s)
+        w = rise.mT.contiguous()  # E[w_b], (g, k, s)
+        ahead = behind = torch.zeros_like(w)
         for tap in range(k):
-            # One tap with all taps at a time: (g, s, s, k) in float64 is the largest piece ever made.
-            sigma = functools.reduce(torch.add, (sums.rows(tap) for sums in self._sums.values())) / n
-            sigma.addcmul_(rise[:, :, tap, None, None], rise[:, None], value=-1)
+            # One tap with all taps at a time, (g, k, s, s) in float64, is the largest piece ever made.
+            sigma = self._rows(tap)
             if window.is_padded:
-                # Cov(w_a, M_b) m + m Cov(M_a, w_b) + m m Cov(M_a, M_b)
-                ahead = pairs[:, :, tap] - rise[:, :, tap, None] * seen  # (g, s, k)
-                behind = pairs[:, :, :, tap] - rise * seen[tap]
-                sigma.addcmul_(ahead[:, :, None, :], pilot[:, None, :, None])
-                sigma.addcmul_(pilot[:, :, None, None], behind[:, None])
-                border = (inside[tap] - seen[tap] * seen) * pilot[:, :, None]  # (g, s, k)
-                sigma.addcmul_(pilot[:, :, None, None], border[:, None])
-            covariance[:, :, tap] = sigma
+                ahead = pairs[:, :, tap].mT - w[:, tap, None] * seen[:, None]  # Cov(w_a, M_b)
+                border = inside[tap] - seen[tap] * seen  # Cov(M_a, M_b)
+                behind = pairs[:, :, :, tap].mT - w * seen[tap] + border[:, None] * m  # Cov(M_a, u_b)
+            # − E w_a E w_b + m Cov(M_a, u_b) + Cov(w_a, M_b) m, all in one product of three columns
+            left = torch.stack([-w[:, tap, None].expand_as(w), m, ahead], dim=3)
+            right = torch.stack([w, behind, m], dim=2)
+            sigma.flatten(0, 1).baddbmm_(left.flatten(0, 1), right.flatten(0, 1), beta=1 / n)
+            covariance[:, :, tap] = sigma.permute(0, 2, 3, 1)
         covariance = covariance.view(g, window.d, window.d)
         if window.groups == 1:
             mean, covariance = mean[0], covariance[0]
         return LayerStats(mean=mean, covariance=covariance, count=n)
+
+    def _rows(self, tap: int) -> Tensor:
+        """Sums of one tap with all taps over all forms, (g, k, s, s)."""
+        window = self.window
+        shape = (window.groups, window.n_taps, window.s, window.s)
+        total, more = (self.scratch.get(name, shape, torch.float64, self._device) for name in ("rows", "more rows"))
+        for index, sums in enumerate(self._sums.values()):
+            if index:
+                total += sums.rows(tap, more)
+            else:
+                sums.rows(tap, total)
+        return total
 
     @property
     def _device(self) -> torch.device:
@@ -158,7 +171,7 @@ class Moments:
 
     def _start(self, maps: Tensor) -> None:
         others = [axis for axis in range(maps.dim()) if axis != 1]
-        sample = _widen(maps.detach()[:64]).double()
+        sample = _widen(maps[: 8 if self.window.n_spatial else 1024]).double()
         mean = sample.mean(others)
         spread = (sample - mean.reshape(-1, *(1,) * self.window.n_spatial)).square().mean(others).sqrt()
         # A pilot need only be rough. With few digits, the value that a ReLU repeats keeps few digits too and its

@@ -76,10 +76,11 @@ class UnfoldSums:
             torch.bmm(patches[:, start:stop], patches[:, start:].mT, out=block)
             accumulate(self.sums[:, start:stop, start:], block, self.scratch)
 
-    def rows(self, tap: int) -> Tensor:
-        """The sums of one tap with all taps, (groups, s, s, k), in float64."""
+    def rows(self, tap: int, out: Tensor) -> Tensor:
+        """Write the sums of one tap with all taps, (groups, k, s, s) in float64, to ``out``."""
         window = self.window
         if tap == 0:
             for start, stop in zip(self.edges, self.edges[1:], strict=False):
                 self.sums[:, stop:, start:stop] = self.sums[:, start:stop, stop:].mT
-        return self.sums.view(window.groups, window.s, window.n_taps, window.s, window.n_taps)[:, :, tap].clone()
+        by_taps = self.sums.view(window.groups, window.s, window.n_taps, window.s, window.n_taps)
+        return out.copy_(by_taps[:, :, tap].permute(0, 3, 1, 2))
