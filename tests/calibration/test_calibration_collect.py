@@ -108,6 +108,7 @@ def as_dataset(n: int) -> DataLoader:
     ("batches", "options"),
     [
         pytest.param([images(6)], {}, id="tensors"),
+        pytest.param([images(6)], {"device": "cpu"}, id="device"),
         pytest.param([(images(6), torch.zeros(6))], {}, id="tuples"),
         pytest.param([[images(6), torch.zeros(6)]], {}, id="lists"),
         pytest.param([{"x": images(6), "y": torch.zeros(6)}], {"input": "x"}, id="dicts"),

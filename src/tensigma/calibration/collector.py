@@ -52,7 +52,7 @@ class Collector:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
             if not self._listening:
                 return
-            x = (args[0] if args else kwargs["input"]).detach()
+            x, output = (_summable(tensor) for tensor in (args[0] if args else kwargs["input"], output))
             if name not in self._moments:
                 self._moments[name] = Moments(
                     geometry, name=name, pending_bytes=self.pending_bytes, scratch=self._scratch
@@ -62,7 +62,7 @@ class Collector:
             self._moments[name].update(x)
             self._reached.add(name)
             axis = output.dim() - 1 - n_spatial
-            total, n = _abs_sum(output.detach(), axis), output.numel() // max(1, output.shape[axis])
+            total, n = _abs_sum(output, axis), output.numel() // max(1, output.shape[axis])
             if name in self._outputs:
                 total, n = total + self._outputs[name][0], n + self._outputs[name][1]
             self._outputs[name] = total, n
@@ -124,6 +124,12 @@ class Collector:
             fisher_samples=n_fisher,
         )
         return complete if before is None else before.merge(complete)
+
+
+def _summable(tensor: Tensor) -> Tensor:
+    """Without its history, and where float64 exists."""
+    tensor = tensor.detach()
+    return tensor.cpu() if tensor.device.type == "mps" else tensor
 
 
 def _abs_sum(output: Tensor, axis: int) -> Tensor:

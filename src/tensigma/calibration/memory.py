@@ -10,7 +10,7 @@ from torch import nn
 
 from tensigma.calibration.lags import LagSums, as_plane
 from tensigma.calibration.moments import WIDE
-from tensigma.calibration.unfold import UnfoldSums
+from tensigma.calibration.unfold import BLOCK_BYTES, UnfoldSums
 from tensigma.calibration.window import Window
 from tensigma.errors import InputError
 from tensigma.layers import Geometry
@@ -18,8 +18,6 @@ from tensigma.layers import Geometry
 # Maps that wait for their product, over all layers and for one.
 PENDING_TOTAL = 384 * 2**20
 PENDING_LAYER = 28 * 2**20
-# Work space of products, shared by all layers.
-SCRATCH = 96 * 2**20
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
@@ -32,7 +30,7 @@ class MemoryEstimate:
     sums: dict[str, int]
     #: Finished statistics of each layer, which stay.
     results: dict[str, int]
-    #: Inputs of one layer that wait for their product.
+    #: Inputs of one layer that wait for their product (one map at least, however large).
     pending: int
     #: Work space shared by all layers.
     scratch: int
@@ -81,6 +79,7 @@ def estimate_memory(
     (True, True)
     """
     sums, results = {}, {}
+    blocks, most_taps = 0, 1
     for name, module in targets.items():
         geometry = Geometry.of(module)
         window = Window.of(geometry)
@@ -90,11 +89,15 @@ def estimate_memory(
         lags = LagSums.n_bytes(window) if as_plane(window) else 0
         sums[name] = max(lags, UnfoldSums.n_bytes(window))
         results[name] = 4 * window.groups * window.d**2
-    total, scratch = PENDING_TOTAL, SCRATCH
+        # Products of one layer before they are added, and one tap with all taps when the result is made.
+        blocks = max(blocks, lags // window.groups, UnfoldSums.n_bytes(window) // window.n_taps)
+        most_taps = max(most_taps, window.n_taps)
+    total = PENDING_TOTAL
     if memory is not None:
-        free = max(0, memory - sum(results.values()))
-        total, scratch = min(total, free // 4), min(scratch, free // 4)
+        total = min(total, max(0, memory - sum(results.values())) // 16)
     pending = min(PENDING_LAYER, total // max(1, len(targets)))
+    # Spectra take about three times the maps they are made from, unfolded maps once for every tap.
+    scratch = blocks + 3 * pending + min(BLOCK_BYTES, most_taps * pending)
     return MemoryEstimate(sums=sums, results=results, pending=pending, scratch=scratch)
 
 
@@ -109,15 +112,17 @@ def plan_passes(estimate: MemoryEstimate, memory: int | None) -> list[list[str]]
     if memory is None:
         return [names]
     free = memory - sum(estimate.results.values())
+    hardest = max(names, key=lambda name: estimate.sums[name])
+    if estimate.working([hardest]) > free:
+        results = sum(estimate.results.values())
+        need = results + estimate.working([hardest])
+        raise InputError(
+            f"memory={_readable(memory)} is too little: layer {hardest!r} needs {_readable(estimate.sums[hardest])} of"
+            f" sums, and the results of all {len(names)} layers {_readable(results)}; at least {_readable(need)} in all."
+            " Choose fewer layers with layers=, or allow more"
+        )
     passes: list[list[str]] = [[]]
     for name in names:
-        if estimate.working([name]) > free:
-            need = sum(estimate.results.values()) + estimate.working([name])
-            raise InputError(
-                f"memory={_readable(memory)} is too little: layer {name!r} needs {_readable(estimate.sums[name])} of"
-                f" sums, and the results of all {len(names)} layers {_readable(sum(estimate.results.values()))}; at"
-                f" least {_readable(need)} in all. Choose fewer layers with layers=, or allow more"
-            )
         if estimate.working([*passes[-1], name]) > free:
             passes.append([])
         passes[-1].append(name)

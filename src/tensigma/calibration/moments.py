@@ -145,10 +145,10 @@ class Moments:
         """Sums of one tap with all taps over all forms, (g, k, s, s)."""
         window = self.window
         shape = (window.groups, window.n_taps, window.s, window.s)
-        total, more = (self.scratch.get(name, shape, torch.float64, self._device) for name in ("rows", "more rows"))
+        total = self.scratch.get("rows", shape, torch.float64, self._device)
         for index, sums in enumerate(self._sums.values()):
             if index:
-                total += sums.rows(tap, more)
+                total += sums.rows(tap, self.scratch.get("more rows", shape, torch.float64, self._device))
             else:
                 sums.rows(tap, total)
         return total
