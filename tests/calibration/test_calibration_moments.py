@@ -233,3 +233,16 @@ def test_finish_can_be_called_on_the_way():
 def test_three_by_three_needs_29_sums():
     plan = recipe(Window.of(Geometry.of(nn.Conv2d(2, 2, 3, padding=1))))
     assert (len(plan.lags), len(plan.strips)) == (13, 16)
+
+
+@pytest.mark.parametrize("size", [(20, 20), (2, 2)], ids=["lags", "unfold"])
+@pytest.mark.parametrize("padding", [0, 1])
+def test_channels_that_never_vary_have_no_variance(size, padding):
+    layer = nn.Conv2d(16, 4, 2, padding=padding)
+    x = make_input(layer, size, 16, 0)
+    x[:, :8] = torch.linspace(-3, 3, 8)[:, None, None]
+    stats = gather(layer, list(x.split(4))).finish()
+    _, _, covariance, _ = naive_moments(layer, [x])
+    variances = stats.covariance.diagonal()
+    assert variances.min() >= 0
+    torch.testing.assert_close(variances.double(), covariance.diagonal(), rtol=1e-5, atol=1e-6)

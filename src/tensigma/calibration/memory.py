@@ -118,8 +118,8 @@ def plan_passes(estimate: MemoryEstimate, memory: int | None) -> list[list[str]]
         need = results + estimate.working([hardest])
         raise InputError(
             f"memory={_readable(memory)} is too little: layer {hardest!r} needs {_readable(estimate.sums[hardest])} of"
-            f" sums, and the results of all {len(names)} layers {_readable(results)}; at least {_readable(need)} in all."
-            " Choose fewer layers with layers=, or allow more"
+            f" sums, and the results of all {len(names)} layers {_readable(results)}; at least {_readable(need)} in"
+            " all. Choose fewer layers with layers=, or allow more"
         )
     passes: list[list[str]] = [[]]
     for name in names:

@@ -137,6 +137,8 @@ class Moments:
             sigma.flatten(0, 1).baddbmm_(left.flatten(0, 1), right.flatten(0, 1), beta=1 / n)
             covariance[:, :, tap] = sigma.permute(0, 2, 3, 1)
         covariance = covariance.view(g, window.d, window.d)
+        # What never varies may come out a rounding below zero.
+        covariance.diagonal(dim1=1, dim2=2).clamp_(min=0)
         if window.groups == 1:
             mean, covariance = mean[0], covariance[0]
         return LayerStats(mean=mean, covariance=covariance, count=n)
