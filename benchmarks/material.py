@@ -7,6 +7,7 @@ The network has torchvision's shapes and random weights, with BatchNorm estimate
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-POWER = 0.5  # singular values of both channel unfoldings fall as i^-POWER
+POWER = 0.5  # singular values of both channel unfoldings fall as i^-POWER; trained ResNets have 0.4 to 0.7
 N_IMAGES = 512  # 25,088 rows for the 4,608 features of the last stage
-LAYERS = {"layer3": 256, "layer4": 512}  # name → channels of the 3×3, stride-1 layer taken there
 
 
 class Block(nn.Module):
@@ -70,18 +70,19 @@ def images(count: int) -> tuple[Tensor, str]:
 
 @torch.no_grad()
 def grams() -> tuple[dict[str, Tensor], str]:
-    """Σ of one 3×3 layer in the last two stages."""
+    """Σ of one 3×3, stride-1 layer in three stages: 64, 256 and 512 channels."""
     model = resnet18()
     batches, source = images(N_IMAGES)
     model.train()
     for batch in batches.split(16):
         model(batch)  # momentum=None: BatchNorm averages over these batches
     model.eval()
-    targets = {"layer3": model[6][1].conv1, "layer4": model[7][1].conv1}  # type: ignore[index]
+    stages = {"layer1": 4, "layer3": 6, "layer4": 7}
+    targets = {name: model.get_submodule(f"{index}.1.conv1") for name, index in stages.items()}
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
 
-    def gather(name: str):
+    def gather(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
             rows = functional.unfold(args[0], 3, padding=1).transpose(0, 1).flatten(1)
             sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + rows @ rows.T

@@ -46,17 +46,17 @@ def solve_block(
         return (np.linalg.pinv(matrix, rcond=1e-12) @ target.ravel()).reshape(start.shape)
     shape = (start.size, start.size)
     normal = LinearOperator(shape, matvec=lambda v: adjoint(forward(v.reshape(start.shape))).ravel(), dtype=float)
-    solution, _ = minres(normal, adjoint(target).ravel(), x0=start.ravel(), rtol=TOLERANCE, maxiter=10 * start.size)
+    solution, _ = minres(normal, adjoint(target).ravel(), x0=start.ravel(), rtol=TOLERANCE, maxiter=5 * start.size)
     return solution.reshape(start.shape)
 
 
 def cp_dense(factors: Sequence[Array]) -> Array:
     letters = "abcdefg"[: len(factors)]
-    return np.einsum(",".join(f"{letter}r" for letter in letters) + "->" + letters, *factors)
+    return np.einsum(",".join(f"{letter}r" for letter in letters) + "->" + letters, *factors, optimize=True)
 
 
 def tucker2_dense(outs: Array, core: Array, ins: Array) -> Array:
-    return np.einsum("ta,ab...,sb->ts...", outs, core, ins)
+    return np.einsum("ta,ab...,sb->ts...", outs, core, ins, optimize=True)
 
 
 def cp_als_sigma(kernel: Array, sigma: Array, start: Sequence[Array], sweeps: int, how: Solve = "minres"):
@@ -84,9 +84,7 @@ def cp_als_sigma(kernel: Array, sigma: Array, start: Sequence[Array], sweeps: in
     return factors, errors
 
 
-def tucker2_als_sigma(
-    kernel: Array, sigma: Array, start: Sequence[Array], sweeps: int, how: Solve = "minres"
-):
+def tucker2_als_sigma(kernel: Array, sigma: Array, start: Sequence[Array], sweeps: int, how: Solve = "minres"):
     """Tucker2-ALS-Sigma as printed: U_T, U_S, G in turn. Returns (U_T, G, U_S) and the error after every sweep."""
     root = psd_root(sigma)
     target = kernel.reshape(len(kernel), -1) @ root

@@ -1,0 +1,212 @@
+"""Speed and memory of the solvers beside TensorLy and the paper's printed algorithm, as ratios within one run.
+
+    python benchmarks/solvers.py [--repeats 3]
+
+Grams are from a ResNet-18 on real images, kernels have a power-law spectrum (see material.py). Timings are minima over
+repeats, interleaved, on two threads. Writes results/benchmark_solvers.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import machine
+import material
+import numpy as np
+import psutil
+import tensorly
+import torch
+from tensorly.decomposition import parafac, partial_tucker
+from torch import Tensor
+
+from tensigma.linalg import CP, CPFactors, Metric, Tucker2, Tucker2Factors
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+import reference
+
+SEED = 0
+CP_SWEEPS = 20
+PAPER_SWEEPS = 1
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def fastest(repeats: int, **runs: Callable[[], Any]) -> dict[str, float]:
+    """Minimum seconds of each run, taken in turns so that a busy machine hurts all alike."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            times[name].append(seconds(run))
+    return {name: min(values) for name, values in times.items()}
+
+
+def sweeps_to(errors: tuple[float, ...], target: float) -> int:
+    reached = next((sweep for sweep, error in enumerate(errors) if error <= target), None)
+    if reached is None:
+        raise RuntimeError(f"error {target:.6f} was not reached in {len(errors) - 1} sweeps, only {errors[-1]:.6f}")
+    return reached
+
+
+def tucker2(gram: Tensor, repeats: int) -> dict[str, Any]:
+    """512×512×3×3 at (256, 256), to within 0.5 % of the lowest error of a long run."""
+    weight = material.kernel(512, 512, seed=SEED)
+    metric = Metric.from_gram(gram)
+    long = Tucker2(256, 256, max_sweeps=100, tol=0).fit(weight, metric)
+    sweeps = sweeps_to(long.errors, 1.005 * long.error)
+    ours = Tucker2(256, 256, max_sweeps=sweeps, tol=0)
+    times = fastest(
+        repeats,
+        tensigma=lambda: ours.fit(weight, metric),
+        metric=lambda: Metric.from_gram(gram),
+        tensorly=lambda: partial_tucker(weight, rank=[256, 256], modes=[0, 1], tol=1e-4),
+    )
+    return {
+        "what": "Tucker2-Σ to within 0.5 % of the lowest error ÷ TensorLy partial_tucker (tol 1e-4, unweighted)",
+        "ratio": times["tensigma"] / times["tensorly"],
+        "ratio_with_metric": (times["tensigma"] + times["metric"]) / times["tensorly"],
+        "seconds": times,
+        "sweeps": sweeps,
+        "error": ours.fit(weight, metric).error,
+        "lowest_error": long.error,
+    }
+
+
+def cp(gram: Tensor, repeats: int) -> dict[str, Any]:
+    """256×256×3×3 at rank 520, to the error of 20 sweeps of our own ALS from the same start."""
+    weight = material.kernel(256, 256, seed=SEED)
+    metric = Metric.from_gram(gram)
+    target = CP(520, solver="als", max_sweeps=CP_SWEEPS, tol=0).fit(weight, metric).error
+    sweeps = sweeps_to(CP(520, max_sweeps=60, tol=0).fit(weight, metric).errors, target)
+    ours = CP(520, max_sweeps=sweeps, tol=0)
+    times = fastest(
+        repeats,
+        tensigma=lambda: ours.fit(weight, metric),
+        metric=lambda: Metric.from_gram(gram),
+        tensorly=lambda: parafac(weight, 520, n_iter_max=CP_SWEEPS, tol=0, init="random", random_state=SEED),
+    )
+    return {
+        "what": f"CP-Σ to the error of {CP_SWEEPS} sweeps of its own ALS ÷ {CP_SWEEPS} sweeps of TensorLy parafac",
+        "ratio": times["tensigma"] / times["tensorly"],
+        "ratio_with_metric": (times["tensigma"] + times["metric"]) / times["tensorly"],
+        "seconds": times,
+        "sweeps": sweeps,
+        "error": ours.fit(weight, metric).error,
+        "target_error": target,
+    }
+
+
+def paper(gram: Tensor, repeats: int) -> list[dict[str, Any]]:
+    """64×64×3×3 beside the printed algorithms with MINRES at 1e-10, from the same start to the same error."""
+    weight, sigma = material.kernel(64, 64, seed=SEED).double(), gram.double()
+    metric = Metric.from_gram(gram)
+    start = reference.hosvd(weight.numpy(), 32, 32)
+    rng = np.random.default_rng(SEED)
+    cp_start = [rng.standard_normal((n, 134)) for n in weight.shape]
+    outs, ins, *spatial = (torch.from_numpy(factor).float() for factor in cp_start)
+    solvers: dict[str, tuple[Any, Any, Callable[[int], Tucker2 | CP]]] = {
+        "Tucker2": (
+            reference.tucker2_als_sigma,
+            start,
+            lambda sweeps: Tucker2(
+                32, 32, max_sweeps=sweeps, tol=0, init=Tucker2Factors(*(torch.from_numpy(f).float() for f in start))
+            ),
+        ),
+        "CP": (
+            reference.cp_als_sigma,
+            cp_start,
+            lambda sweeps: CP(134, max_sweeps=sweeps, tol=0, init=CPFactors(outs, ins, tuple(spatial), (3, 3))),
+        ),
+    }
+    rows = []
+    for name, (twin, begin, ours) in solvers.items():
+        began = time.perf_counter()
+        errors = twin(weight.numpy(), sigma.numpy(), begin, PAPER_SWEEPS)[1]
+        theirs = time.perf_counter() - began
+        solver = ours(sweeps_to(ours(200).fit(weight.float(), metric).errors, errors[-1]))
+        mine = min(seconds(functools.partial(solver.fit, weight.float(), metric)) for _ in range(max(repeats, 3)))
+        rows.append(
+            {
+                "what": f"{name}-Σ ÷ the paper's printed solver (MINRES 1e-10, {PAPER_SWEEPS} sweep), to its error",
+                "ratio": mine / theirs,
+                "seconds": {"tensigma": mine, "paper": theirs},
+                "sweeps": solver.max_sweeps,
+                "error": errors[-1],
+            }
+        )
+    return rows
+
+
+def peak_memory(run: Callable[[], Any]) -> int:
+    """Bytes of resident memory at the peak of ``run`` above those before it."""
+    process, done = psutil.Process(), threading.Event()
+    gc.collect()
+    before = peak = process.memory_info().rss
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.002):
+            peak = max(peak, process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    run()
+    done.set()
+    watcher.join()
+    return peak - before
+
+
+def memory(grams: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """Peak resident memory during a fit above that before it, ÷ the size of Σ."""
+    cases: dict[str, tuple[str, int, Tucker2 | CP]] = {
+        "Tucker2 (256, 256)": ("layer4", 512, Tucker2(256, 256, max_sweeps=4)),
+        "CP 520": ("layer3", 256, CP(520, max_sweeps=4)),
+    }
+    rows = []
+    for name, (layer, channels, solver) in cases.items():
+        fit = functools.partial(
+            solver.fit, material.kernel(channels, channels, seed=SEED), Metric.from_gram(grams[layer])
+        )
+        extra = peak_memory(fit)
+        size = grams[layer].numel() * grams[layer].element_size()
+        rows.append({"what": f"peak extra memory of {name} ÷ the size of Σ", "ratio": extra / size})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    repeats = parser.parse_args().repeats
+    torch.set_num_threads(2)
+    tensorly.set_backend("pytorch")
+    warnings.simplefilter("ignore")
+    grams, source = material.grams()
+    rows = [
+        *memory(grams),
+        tucker2(grams["layer4"], repeats),
+        cp(grams["layer3"], repeats),
+        *paper(grams["layer1"], repeats),
+    ]
+    for row in rows:
+        extra = (
+            f"  ({row['ratio_with_metric']:.3f} with the making of the metric)" if "ratio_with_metric" in row else ""
+        )
+        print(f"{row['ratio']:8.4f}  {row['what']}{extra}")
+    file = machine.write("benchmark_solvers", {"seed": SEED, "images": source, "rows": rows})
+    print(f"grams from {source}; written to {file}")
+
+
+if __name__ == "__main__":
+    main()
