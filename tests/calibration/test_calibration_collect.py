@@ -203,6 +203,7 @@ def test_no_data(model, empty):
         ([{"x": images(2)}], {"input": "image"}, "no entry 'image'"),
         (["a"], {}, "str"),
         ([images(2)], {"max_samples": 0}, "at least 1"),
+        ([images(2)], {"checkpoint_every": 0}, "at least 1"),
         ([images(2)], {"fisher": "laplace"}, "fisher"),
         ([images(2)], {"memory": "much"}, "memory"),
         ([images(2)], {"memory": "10kB"}, "too little"),
@@ -245,6 +246,9 @@ def test_progress_is_reported_and_nothing_is_printed(model, capsys, caplog):
     ts.calibrate(model, as_dataset(7), progress=states.append)
     assert [(state.done, state.total, state.samples) for state in states] == [(1, 3, 3), (2, 3, 6), (3, 3, 7)]
     assert states[-1].remaining == 0
+    states.clear()
+    ts.calibrate(model, as_dataset(9), progress=states.append, max_samples=5)
+    assert [(state.done, state.total, state.samples) for state in states] == [(1, 2, 3), (2, 2, 5)]
     assert states[0].rate > 0
     assert states[0].memory == estimate_memory(select_layers(model, None)).total
     with caplog.at_level(logging.INFO, logger="tensigma"):

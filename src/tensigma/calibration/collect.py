@@ -77,7 +77,8 @@ def calibrate(
     >>> {name: (layer.d, layer.count) for name, layer in stats.items()}
     {'0': (27, 128), '3': (128, 8)}
     """
-    for option, value in (("max_samples", max_samples), ("max_batches", max_batches)):
+    counts = {"max_samples": max_samples, "max_batches": max_batches, "checkpoint_every": checkpoint_every}
+    for option, value in counts.items():
         if value is not None and value < 1:
             raise InputError(f"{option}={value} must be at least 1")
     if fisher not in (None, "model", "labels"):
@@ -200,8 +201,9 @@ class Runner:
         for index, batch in enumerate(iterate(self.batches)):
             x = input_of(batch, self.input, index)
             if max_samples is not None:
-                if total is None and len(x):
-                    total = -(-max_samples // len(x))
+                if index == 0 and len(x):
+                    enough = -(-max_samples // len(x))
+                    total = enough if total is None else min(total, enough)
                 x = x[: max_samples - samples]
             done, samples = done + 1, samples + len(x)
             if done > start.batches and len(x):
