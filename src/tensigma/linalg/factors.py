@@ -5,7 +5,6 @@ Axes: ``t`` output channels, ``s`` input channels, ``k1, k2, …`` spatial taps,
 
 from __future__ import annotations
 
-import math
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -150,8 +149,3 @@ class CPFactors:
             for factor, own in zip(factors, log_lengths, strict=True)
         )
         return CPFactors(out_factor, in_factor, tuple(spatial), self.taps, self.joint)
-
-
-def n_taps(shape: Sequence[int]) -> int:
-    """Number of spatial taps of a kernel of this shape: 9 for (t, s, 3, 3), 1 for (t, s)."""
-    return math.prod(shape[2:])

@@ -105,10 +105,6 @@ class Problem:
         error = math.sqrt(plain / self.norm2) if self.norm2 > 0 else 0.0
         return damped / self.damped_norm2 if self.damped_norm2 > 0 else 0.0, error
 
-    def relative_error(self, dense: Tensor) -> float:
-        """The undamped relative error of a dense kernel (t, s, *taps), computed from scratch."""
-        return self.metric.relative_error(self.weight, dense)
-
     def _norms2(self, matrix: Tensor, matrix_gram: Tensor) -> tuple[float, float]:
         """(tr(A S Aᵀ), tr(A Σ Aᵀ)) from A and A S."""
         damped = torch.zeros((), dtype=torch.float64, device=matrix.device)

@@ -37,7 +37,8 @@ class Tucker2:
     ``solver="varpro"`` searches the input basis by quasi-Newton steps with the rest eliminated; ``solver="als"``
     alternates as the paper does, with exact blocks. ``init`` is ``"data"`` (the optimum for a gram that is a Kronecker
     product), ``"hosvd"`` (singular vectors of the unfolded kernel), ``"auto"`` (both, keeping the better end, where the
-    layer is small; ``"data"`` where it is not) or factors to start from. All are deterministic.
+    layer is small; ``"data"`` where it is not) or factors to start from. All are deterministic: ``seed`` is there for
+    the sake of the protocol and changes nothing.
 
     >>> weight = torch.randn(8, 6, 3, 3, generator=torch.Generator().manual_seed(0))
     >>> fit = Tucker2(rank_out=5, rank_in=4).fit(weight, Metric.identity(54))
@@ -131,26 +132,23 @@ class Elimination:
         self.problem = problem
         self.rank_out = rank_out
 
-    def regress(self, basis: Tensor) -> tuple[Regression, Tensor, Tensor]:
-        """The best (U, G) for X = ``basis``; with them S B (d, k·r) and all eigenvalues, descending, of its energy.
-
-        The part of the loss that rank r_t explains is the sum of the first r_t eigenvalues: one call serves all r_t.
-        """
+    def regress(self, basis: Tensor) -> tuple[Regression, Tensor]:
+        """The best (U, G) for X = ``basis``, and S B (d, k·r) beside them."""
         p, r = self.problem, basis.shape[1]
         image = self._image(basis)  # S B, (d, k·r)
         inner = basis.T @ image.view(p.n_taps, p.n_in, p.n_taps * r)  # Bᵀ S B as (k, r, k·r)
         cross = (p.kernel_gram.view(-1, p.n_in) @ basis).view(p.n_out, p.n_taps * r)  # M S B
         lower = _cholesky(inner.reshape(p.n_taps * r, -1))
         whitened = torch.linalg.solve_triangular(lower, cross.T.to(lower), upper=False)  # (k·r, t)
-        values, vectors = torch.linalg.eigh((whitened.T @ whitened).double())
+        vectors = torch.linalg.eigh((whitened.T @ whitened).double())[1]
         top = vectors[:, -self.rank_out :].flip(1).to(lower)
         core = torch.linalg.solve_triangular(lower.T, whitened @ top, upper=True).T
-        return Regression(top.to(basis), core.to(basis).contiguous()), image, values.flip(0)
+        return Regression(top.to(basis), core.to(basis).contiguous()), image
 
     def at(self, basis: Tensor) -> Point[Regression]:
         """Loss and gradient at X = ``basis``."""
         p, r = self.problem, basis.shape[1]
-        regression, image, _ = self.regress(basis)
+        regression, image = self.regress(basis)
         outs, core = regression.out_basis, regression.core
         patches = (core.view(-1, r) @ basis.T).view(self.rank_out, p.size)  # G Bᵀ
         residual = torch.addmm(p.kernel, outs, patches, alpha=-1)
