@@ -181,15 +181,15 @@ def _make_room_(model: nn.Module, name: str, format: Format, bias: bool) -> None
 
 def _fill_(model: nn.Module, state: Mapping[str, Tensor], place: Path) -> None:
     own = model.state_dict(keep_vars=True)
-    for key, tensor in state.items():
-        if key not in own:
-            raise StoreError(f"{place} was saved from another architecture: the model has no {key!r}")
-        if own[key].shape != tensor.shape:
-            shapes = f"{tuple(tensor.shape)} in the archive and {tuple(own[key].shape)} in the model"
-            raise StoreError(f"{place} was saved from another architecture: {key!r} has shape {shapes}")
-    for key in own:
+    for key, target in own.items():
         if key not in state:
             raise StoreError(f"{place} was saved from another architecture: it has no {key!r}")
+        if target.shape != state[key].shape:
+            shapes = f"{tuple(state[key].shape)} in the archive and {tuple(target.shape)} in the model"
+            raise StoreError(f"{place} was saved from another architecture: {key!r} has shape {shapes}")
+    for key in sorted(state):
+        if key not in own:
+            raise StoreError(f"{place} was saved from another architecture: the model has no {key!r}")
     filled: dict[int, str] = {}
     for key, tensor in state.items():
         target = own[key]

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import threading
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from tensigma.calibration import LayerStats
 from tensigma.errors import StoreError
-from tensigma.layers import empty_modules
 from tensigma.pipeline.solve import Solution, solve
 from tensigma.planning import Entry
 
@@ -45,7 +44,7 @@ class Cache:
     def get_or_solve(self, entry: Entry, module: nn.Module, stats: LayerStats | None) -> tuple[Solution, bool]:
         """The solution for a layer, and whether it was there already."""
         file = self.folder / f"{key_of(entry, module, stats)}.safetensors"
-        found = _read(file, entry, module)
+        found = _read(file, entry)
         if found is not None:
             return found, True
         solution = solve(entry, module, stats)
@@ -84,43 +83,30 @@ def _update(digest: hashlib.blake2b, tensor: Tensor | None) -> None:
         return
     plain = tensor.detach().cpu().contiguous()
     digest.update(f"{plain.dtype} {tuple(plain.shape)}".encode())
-    digest.update(
-        plain.view(torch.uint8).numpy().data if plain.dim() else plain.reshape(1).view(torch.uint8).numpy().data
-    )
+    digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _write(file: Path, solution: Solution) -> None:
-    facts = {
-        "error": solution.error,
-        "frobenius_error": solution.frobenius_error,
-        "converged": solution.converged,
-        "seconds": solution.seconds,
-    }
     # Of its own for every thread and process, so that two who solve the same layer do not meet.
     partial = file.with_suffix(f".partial-{os.getpid()}-{threading.get_ident()}")
-    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in solution.modules.state_dict().items()}
+    tensors = {key: tensor.cpu() for key, tensor in solution.tensors().items()}
     try:
-        save_file(tensors, partial, metadata={"solution": json.dumps(facts)})
+        save_file(tensors, partial, metadata={"solution": json.dumps(solution.facts())})
         partial.replace(file)
     except (OSError, SafetensorError) as error:
         partial.unlink(missing_ok=True)
         raise StoreError(f"the cache cannot be written to: {error}") from error
 
 
-def _read(file: Path, entry: Entry, module: nn.Module) -> Solution | None:
+def _read(file: Path, entry: Entry) -> Solution | None:
     """The solution in ``file``; None where there is none, or none that can be read."""
     if not file.is_file():
         return None
-    assert entry.format is not None
-    assert entry.geometry is not None
     try:
         with safe_open(file, framework="pt") as stored:
             facts = json.loads(stored.metadata()["solution"])
             tensors = {key: stored.get_tensor(key) for key in stored.keys()}
-        bias = any(key.endswith(".bias") for key in tensors)
-        modules = empty_modules(entry.format, replace(entry.geometry, bias=bias))
-        modules.load_state_dict(tensors, assign=True)
+        return Solution.rebuilt(entry, tensors, facts)
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
         logger.warning("%s: the cached solution %s cannot be read (%s); solving again", entry.name, file.name, error)
         return None
-    return Solution(modules=modules, **facts)

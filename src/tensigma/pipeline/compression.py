@@ -17,9 +17,10 @@ from tensigma.errors import InputError
 from tensigma.layers import find_layers, replace_
 from tensigma.pipeline.cache import Cache
 from tensigma.pipeline.counting import count_params, size_of
-from tensigma.pipeline.jobs import Job, run_jobs
+from tensigma.pipeline.jobs import Job
 from tensigma.pipeline.progress import reporter
 from tensigma.pipeline.report import LayerReport, Report, Size
+from tensigma.pipeline.sharing import run_shared
 from tensigma.pipeline.solve import Solution
 from tensigma.planning import Budget, Entry, Plan, RankRule, norm_of, plan
 
@@ -111,6 +112,7 @@ def compress_(
                 "a plan came, so budget= and ranks= have nothing to decide; give batches instead of a plan"
             )
         carried = plan_or_batches
+        carried.check_model(model)
         stats = _stats_for(carried, model, stats, data, progress)
     else:
         if (budget is None) == (ranks is None):
@@ -131,11 +133,10 @@ def compress_(
             skip=skip,
             overrides=overrides,
         )
-    carried.check_model(model)
     modules = {layer.name: layer.module for layer in find_layers(model)}
     jobs = [Job(entry, modules[entry.name], _layer_stats(entry, stats)) for entry in carried.compressed]
     before = size_of(model)
-    solved = run_jobs(jobs, cache=None if cache is None else Cache(cache), workers=workers, report=reporter(progress))
+    solved = run_shared(jobs, cache=None if cache is None else Cache(cache), workers=workers, report=reporter(progress))
     rows = [_row(entry, modules[entry.name], solved.get(entry.name)) for entry in carried.values()]
     replace_(model, {name: solution.modules for name, (solution, _) in solved.items()})
     macs = (carried.before.macs, carried.after.macs) if carried.before.macs else (None, None)

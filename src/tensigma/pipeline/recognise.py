@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
@@ -55,7 +56,7 @@ def _guesses(middle: Sequence[str], stages: Sequence[Geometry]) -> Iterator[Comp
     """What the layers would be, judging by their names; whether they are is for the caller to check."""
     reduce, expand = stages[0], stages[-1]
     groups = reduce.groups
-    ends = {"in_channels": reduce.in_channels, "out_channels": expand.out_channels, "bias": expand.bias}
+    ends: dict[str, Any] = {"in_channels": reduce.in_channels, "out_channels": expand.out_channels, "bias": expand.bias}
     if not middle:
         yield Compressed(SVDFormat(reduce.out_channels // groups), replace(reduce, **ends))
     elif list(middle) == ["core"]:

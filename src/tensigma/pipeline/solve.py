@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tensigma.calibration import LayerStats
-from tensigma.layers import kernels_of, to_modules
+from tensigma.layers import empty_modules, kernels_of, to_modules
 from tensigma.linalg import Factors, Metric
 from tensigma.planning import Entry
 from tensigma.planning.moments import gram_metrics, identity_metrics, means
@@ -29,6 +30,24 @@ class Solution:
     #: Whether the solver stopped because nothing was left to gain.
     converged: bool
     seconds: float
+
+    def facts(self) -> dict[str, Any]:
+        """All but the modules, as plain data."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "modules"}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights of the modules by name."""
+        return {key: tensor.detach().contiguous() for key, tensor in self.modules.state_dict().items()}
+
+    @classmethod
+    def rebuilt(cls, entry: Entry, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Solution:
+        """A solution out of :meth:`tensors` and :meth:`facts`."""
+        assert entry.format is not None
+        assert entry.geometry is not None
+        bias = any(key.endswith(".bias") for key in tensors)
+        modules = empty_modules(entry.format, replace(entry.geometry, bias=bias))
+        modules.load_state_dict(dict(tensors), assign=True)
+        return cls(modules=modules, **facts)
 
 
 def solve(entry: Entry, module: nn.Module, stats: LayerStats | None) -> Solution:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from tensigma.linalg import Metric
 from tensigma.linalg.problem import Problem, check_kernel, psd_cholesky
-from tensigma.linalg.svd import output_basis
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +36,8 @@ class Spectra:
         outs = []
         for weight, metric in views:
             kernel = check_kernel(weight, metric)
-            outs.append(output_basis(kernel.flatten(1), metric.to(kernel))[0].cpu())
+            moment = metric.to(kernel).outputs(kernel.flatten(1)).double()
+            outs.append(torch.linalg.eigvalsh(moment).flip(0).clamp_min(0).cpu())
         ins = torch.stack([input_spectrum(*view).cpu() for view in views]) if inputs else None
         return cls(torch.stack(outs), ins)
 
