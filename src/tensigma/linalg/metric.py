@@ -227,10 +227,11 @@ def _largest_eigenvalue(gram: Tensor, steps: int = 12) -> float:
     vector = gram[:, gram.diagonal().argmax()].clone()
     value = 0.0
     for _ in range(steps):
-        length = vector.norm()
-        if length == 0:
+        largest = vector.abs().max()
+        if largest == 0:
             return value
-        vector = vector / length
+        vector = vector / largest  # or the squares of a very small vector would vanish in its length
+        vector = vector / vector.norm()
         image = gram @ vector
         value = torch.dot(vector, image).item()
         vector = image
