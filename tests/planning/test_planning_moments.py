@@ -13,8 +13,10 @@ from cases import GEOMETRIES, LayerCase
 from tensigma.calibration import LayerStats
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, kernels_of
+from tensigma.linalg import Metric
 from tensigma.planning.moments import centred_metrics, gram_metrics, means
 from tensigma.planning.norms import norm_of
+from tensigma.planning.spectra import output_spectrum
 
 
 def outputs(layer: Any, x: torch.Tensor) -> torch.Tensor:
@@ -86,3 +88,19 @@ def test_statistics_of_another_layer_are_refused() -> None:
     for norm in ("fisher", "activation"):
         with pytest.raises(InputError, match="hold no"):
             norm_of(norm).targets(Geometry.of(nn.Linear(4, 4)), stats)
+
+
+@pytest.mark.parametrize("shape", [(4, 30), (30, 4), (9, 9)], ids=str)
+@pytest.mark.parametrize("known", [False, True], ids=["identity", "gram"])
+def test_output_spectra_are_squared_singular_values(shape: tuple[int, int], known: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(shape, generator=generator, dtype=torch.float64)
+    root = (
+        torch.randn(shape[1], shape[1], generator=generator, dtype=torch.float64)
+        if known
+        else torch.eye(shape[1]).double()
+    )
+    metric = Metric.from_gram(root @ root.T) if known else Metric.identity(shape[1])
+    expected = torch.zeros(shape[0], dtype=torch.float64)
+    expected[: min(shape)] = torch.linalg.svdvals(matrix @ root).square()
+    torch.testing.assert_close(output_spectrum(matrix, metric), expected, rtol=1e-6, atol=1e-8)

@@ -36,8 +36,7 @@ class Spectra:
         outs = []
         for weight, metric in views:
             kernel = check_kernel(weight, metric)
-            moment = metric.to(kernel).outputs(kernel.flatten(1)).double()
-            outs.append(torch.linalg.eigvalsh(moment).flip(0).clamp_min(0).cpu())
+            outs.append(output_spectrum(kernel.flatten(1), metric.to(kernel)).cpu())
         ins = torch.stack([input_spectrum(*view).cpu() for view in views]) if inputs else None
         return cls(torch.stack(outs), ins)
 
@@ -54,6 +53,19 @@ class Spectra:
         """The relative error of the best approximation of this rank."""
         total = self.outs.sum().item()
         return math.sqrt(self.outs[:, rank:].sum().item() / total) if total > 0 else 0.0
+
+
+def output_spectrum(matrix: Tensor, metric: Metric) -> Tensor:
+    """Eigenvalues, descending, of M Σ Mᵀ; of Lᵀ MᵀM L with Σ = L Lᵀ where that is smaller, which are the same."""
+    t, d = matrix.shape
+    if t <= d:
+        return torch.linalg.eigvalsh(metric.outputs(matrix).double()).flip(0).clamp_min(0)
+    moment = (matrix.T @ matrix).double()
+    if not metric.is_identity:
+        lower = psd_cholesky(metric.dense().double())
+        moment = lower.T @ moment @ lower
+    values = torch.linalg.eigvalsh(moment).flip(0).clamp_min(0)
+    return torch.cat([values, values.new_zeros(t - d)])
 
 
 def input_spectrum(kernel: Tensor, metric: Metric) -> Tensor:
