@@ -10,6 +10,7 @@
 """
 
 from tensigma.linalg.cp import CP, max_rank
+from tensigma.linalg.curves import svd_errors, tucker2_errors
 from tensigma.linalg.deflation import Deflation
 from tensigma.linalg.factors import CPFactors, Factors, SVDFactors, Tucker2Factors
 from tensigma.linalg.fit import Fit
@@ -34,7 +35,9 @@ __all__ = [
     "alpha_rank",
     "cp_rank",
     "max_rank",
+    "svd_errors",
     "svd_rank",
+    "tucker2_errors",
     "tucker2_ranks",
     "vbmf_rank",
 ]
