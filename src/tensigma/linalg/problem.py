@@ -138,4 +138,4 @@ def psd_cholesky(matrix: Tensor) -> Tensor:
 
 def orthonormal(matrix: Tensor) -> Tensor:
     """An orthonormal basis of the columns, in float64 and back."""
-    return torch.linalg.qr(matrix.double())[0].to(matrix.dtype)
+    return torch.linalg.qr(matrix.double())[0].to(matrix.dtype).contiguous()

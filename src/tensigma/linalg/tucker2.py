@@ -212,7 +212,7 @@ class Elimination:
     def _image(self, basis: Tensor) -> Tensor:
         p, r = self.problem, basis.shape[1]
         if p.gram is None:
-            return torch.kron(torch.eye(p.n_taps, dtype=basis.dtype, device=basis.device), basis.contiguous())
+            return torch.block_diag(*[basis] * p.n_taps)
         return (p.gram.view(-1, p.n_in) @ basis).view(p.size, p.n_taps * r)
 
     def _core_gram(self, core: Tensor) -> Tensor:
