@@ -26,7 +26,7 @@ $(VENV)/.dev: $(VENV)/.pip pyproject.toml constraints.txt
 	touch $@ $(VENV)/.demo
 
 demo: $(VENV)/.demo ## compress a small CNN end to end on an embedded data set
-	$(BIN)/python -m tensigma.experiments.demo
+	$(BIN)/tensigma demo
 
 test: $(VENV)/.dev ## run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)

@@ -6,6 +6,7 @@ from tensigma import linalg
 from tensigma.calibration import Calibration, LayerStats, calibrate
 from tensigma.pipeline import Evaluation, Report, compress, compress_, evaluate, load, save
 from tensigma.planning import VBMF, Energy, Macs, Params, Plan, Ranks, plan
+from tensigma.report import write_report
 
 __all__ = [
     "VBMF",
@@ -27,5 +28,6 @@ __all__ = [
     "load",
     "plan",
     "save",
+    "write_report",
 ]
 __version__ = version("tensigma")

@@ -1,0 +1,83 @@
+"""All sub-commands under one name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import tensigma
+from tensigma.cli.calibrate import calibrate
+from tensigma.cli.compress import compress
+from tensigma.cli.demo import demo
+from tensigma.cli.evaluate import evaluate
+from tensigma.cli.inspect import inspect
+from tensigma.cli.plan import plan
+from tensigma.cli.report import report
+from tensigma.cli.stats import stats
+
+app = typer.Typer(
+    name="tensigma",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    # Errors are shown by the commands themselves, as one message.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tensigma {tensigma.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def tensigma_(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Shrink a trained CNN by tensor decomposition that knows the data: no labels,
+    no retraining.
+
+    [bold]In one go[/bold]: calibrate, plan, compress, evaluate, write a report.
+
+      tensigma compress torchvision:resnet18 --weights resnet18.pth \\
+          --data imagefolder:photos --budget params=0.5 --out small/
+
+    [bold]Step by step[/bold], so that statistics and plans can be kept and changed:
+
+      M="torchvision:resnet18 --weights resnet18.pth"
+      tensigma inspect   $M
+      tensigma calibrate $M --data imagefolder:photos --out stats/
+      tensigma plan      $M --stats stats/ --budget macs=0.4 --out plan.json
+      tensigma compress  $M --stats stats/ --plan plan.json --out small/
+      tensigma evaluate  $M --compressed small/ --data imagefolder:val
+
+    [bold]Models[/bold] are named torchvision:NAME, timm:NAME, zoo:NAME or
+    path/to/file.py:function, which is executed. Nothing is downloaded: give
+    trained weights with --weights (.safetensors, or .pth with tensors only).
+    Options may follow, as in 'timm:resnet50?in_chans=1&num_classes=7'.
+
+    [bold]Data[/bold] are named imagefolder:DIR, cifar10:DIR, npz:FILE, digits: or
+    path/to/file.py:function. Options may follow, such as size, samples, split,
+    mean and std: 'imagefolder:photos?size=160&samples=500'. Several --data make
+    a mixture. Labels serve to measure accuracy and nothing else.
+
+    [bold]Exit codes[/bold]: 0 done; 1 it could not be done, and a message says why;
+    2 the command line is wrong; 130 interrupted.
+
+    Results go to standard output, everything else to standard error. Existing
+    output is never replaced without --force.
+    """
+
+
+app.command()(inspect)
+app.command()(calibrate)
+app.add_typer(stats, name="stats")
+app.command()(plan)
+app.command()(compress)
+app.command()(evaluate)
+app.command()(report)
+app.command()(demo)

@@ -1,0 +1,203 @@
+"""``tensigma compress``: calibrate, plan, compress and evaluate in one go."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from torch import nn
+
+from tensigma.calibration.distributed import process_group
+from tensigma.cli.command import command
+from tensigma.cli.loading import data_of, is_untrained, model_of, name_of
+from tensigma.cli.options import (
+    BatchSize,
+    BudgetOption,
+    DataNames,
+    Device,
+    Force,
+    Layers,
+    MaxSamples,
+    MethodName,
+    ModelName,
+    NormName,
+    RanksOption,
+    Seed,
+    Skip,
+    Stats,
+    Weights,
+    Workers,
+)
+from tensigma.cli.outputs import MODEL, check_folder, is_output
+from tensigma.cli.parsing import which_layers, which_skipped
+from tensigma.cli.plan import check_choice, plan_facts, statistics
+from tensigma.cli.progress import duration
+from tensigma.cli.screen import Screen
+from tensigma.cli.tables import plan_table, report_table, summary_table
+from tensigma.errors import MissingExtra
+from tensigma.pipeline import Evaluation, Report, save
+from tensigma.pipeline import compress as carry_out
+from tensigma.pipeline import evaluate as measure
+from tensigma.pipeline.folder import whole_folder
+from tensigma.planning import Plan
+from tensigma.planning import plan as make_plan
+from tensigma.report import check_renderer, write_report
+
+Out = Annotated[
+    Path,
+    typer.Option("--out", metavar="DIR", help="A new folder for the model, plan.json, report.json and report.html."),
+]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option("--plan", metavar="FILE", help="A plan to carry out, instead of --budget and --ranks."),
+]
+EvalData = Annotated[
+    list[str] | None,
+    typer.Option("--eval-data", metavar="DATA", help="Images to evaluate on; those of --data where not given."),
+]
+Evaluate = Annotated[bool, typer.Option("--evaluate/--no-evaluate", help="Compare the result with the original.")]
+WithLatency = Annotated[bool, typer.Option("--latency", help="Also measure time, on one thread.")]
+CacheFolder = Annotated[
+    Path | None,
+    typer.Option("--cache", metavar="DIR", help="Keep solutions here, so that no layer is ever solved twice."),
+]
+
+
+@command
+def compress(
+    screen: Screen,
+    model: ModelName,
+    out: Out,
+    budget: BudgetOption = None,
+    ranks: RanksOption = None,
+    plan: PlanFile = None,
+    method: MethodName = "auto",
+    norm: NormName = "centred",
+    layers: Layers = None,
+    skip: Skip = None,
+    weights: Weights = None,
+    data: DataNames = None,
+    eval_data: EvalData = None,
+    stats: Stats = None,
+    max_samples: MaxSamples = None,
+    batch_size: BatchSize = 64,
+    workers: Workers = 1,
+    evaluate: Evaluate = True,
+    latency: WithLatency = False,
+    cache: CacheFolder = None,
+    device: Device = None,
+    seed: Seed = 0,
+    force: Force = False,
+) -> None:
+    """Make a smaller model: calibrate, plan, compress, evaluate, write a report.
+
+    Say how small with --budget or --ranks, or give a --plan; say what the model
+    sees with --data, or with --stats gathered before. The result is a folder of
+    plain layers in safetensors, which tensigma.load puts into the architecture.
+
+    [bold]Examples[/bold]
+
+      tensigma compress torchvision:resnet18 --weights r18.pth \\
+          --data imagefolder:photos --eval-data imagefolder:val \\
+          --budget params=0.5 --out small/
+      tensigma compress zoo:digits-cnn --weights digits.pth \\
+          --stats stats/ --budget macs=0.3 --out small/
+      tensigma compress torchvision:resnet18 --weights r18.pth \\
+          --stats stats/ --plan plan.json --out small/
+
+    The recipe of the paper:
+
+      --method tucker2 --norm sigma --ranks vbmf=0.5 --layers spatial
+    """
+    check_choice(budget=budget, ranks=ranks, plan=plan)
+    check_folder(out, force=force, format=MODEL)
+    given = None if plan is None else Plan.load(plan)
+    try:
+        check_renderer()
+        page = True
+    except MissingExtra as error:
+        screen.warn(f"report.html is left out: {error}")
+        page = False
+    network = model_of(screen, model, weights, device, seed)
+    images = data_of(data, batch_size, workers)
+    judged = (data_of(eval_data, batch_size, workers) or images) if evaluate else None
+    if given is not None:
+        given.check_model(network)
+    norms = [norm] if given is None else sorted({entry.norm.name for entry in given.compressed})
+    with process_group(device):
+        known = statistics(screen, network, stats, images, norms, max_samples, device, seed)
+        if given is None:
+            wishes: dict[str, Any] = {
+                "method": method,
+                "norm": norm,
+                "layers": which_layers(layers),
+                "skip": which_skipped(skip),
+            }
+            given = make_plan(network, known, budget=budget, ranks=ranks, options={"seed": seed}, **wishes)
+        if screen.verbose and not screen.json:
+            screen.show(plan_table(given))
+        screen.note(f"compressing {len(given.compressed)} of {len(given)} layers")
+        with screen.progress("compressing") as progress:
+            small, report = carry_out(network, given, known, progress=progress, cache=cache)
+    if not screen.speaks:
+        return
+    evaluation = None
+    if judged is not None:
+        screen.note(f"evaluating with {name_of(judged)}")
+        with screen.progress("evaluating") as progress:
+            evaluation = measure(
+                small,
+                judged,
+                original=network,
+                latency=latency,
+                max_samples=max_samples if judged is images else None,
+                progress=progress,
+            )
+    elif evaluate:
+        screen.note("not evaluated: give --data or --eval-data")
+    notes = {
+        "model": model,
+        "weights": None if weights is None else str(weights),
+        "untrained": is_untrained(model, weights),
+        "data": None if known is None else known.data,
+        "samples": None if known is None else known.samples,
+        "evaluated_on": None if judged is None else name_of(judged),
+        "evaluation": None if evaluation is None else evaluation.to_json(),
+    }
+    result = Result(small, given, replace(report, notes=notes), evaluation)
+    result.write(out, force=force, page=page)
+    result.show(screen, out)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Everything that a compression leaves behind."""
+
+    model: nn.Module
+    plan: Plan
+    report: Report
+    evaluation: Evaluation | None
+
+    def write(self, out: Path, *, force: bool, page: bool = True, comparison: Any = ()) -> None:
+        """The archive, the plan and the reports in one folder, all of it or nothing."""
+        with whole_folder(out, force=force, is_ours=lambda folder: is_output(folder, MODEL)) as place:
+            save(self.model, place)
+            self.plan.save(place / "plan.json")
+            text = json.dumps(self.report.to_json(), indent=1, ensure_ascii=False)
+            (place / "report.json").write_text(text + "\n", encoding="utf-8")
+            if page:
+                write_report(self.report, place / "report.html", evaluation=self.evaluation, comparison=comparison)
+
+    def show(self, screen: Screen, out: Path) -> None:
+        """The figures, and where everything is."""
+        data = {
+            "out": str(out),
+            "report": self.report.to_json(),
+            "evaluation": None if self.evaluation is None else self.evaluation.to_json(),
+            "plan": plan_facts(self.plan),
+        }
+        screen.result("compress", data, report_table(self.report), summary_table(self.report, self.evaluation), "")
+        screen.note(f"compressed in {duration(self.report.seconds)}; written to {out}")

@@ -1,0 +1,64 @@
+"""Output that is complete or not there at all, and that replaces nothing unasked."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from tensigma.errors import StoreError
+
+MODEL = "tensigma-model"
+CALIBRATION = "tensigma-calibration"
+
+
+def check_folder(target: Path, *, force: bool, format: str) -> None:
+    """Refuse a folder that cannot become output, before long work starts."""
+    _check_parents(target)
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise StoreError(f"{target} exists and is not a folder; choose another --out")
+    if not target.exists() or not any(target.iterdir()):
+        return
+    if not is_output(target, format):
+        raise StoreError(f"{target} exists and holds something else; choose another --out")
+    if not force:
+        raise StoreError(f"{target} exists; add --force to replace it, or choose another --out")
+
+
+def check_file(target: Path, *, force: bool) -> None:
+    """Refuse a file that must not be replaced, before any work starts."""
+    _check_parents(target)
+    if target.is_dir():
+        raise StoreError(f"{target} is a folder; give --out the name of a file")
+    if target.exists() and not force:
+        raise StoreError(f"{target} exists; add --force to replace it, or choose another --out")
+
+
+def write_text(target: Path, text: str) -> None:
+    """Write a file in one step."""
+    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StoreError(f"could not write {target}: {error.strerror or error}") from error
+
+
+def _check_parents(target: Path) -> None:
+    for parent in target.absolute().parents:
+        if parent.exists():
+            if not parent.is_dir():
+                raise StoreError(f"{target} cannot be made: {parent} is not a folder")
+            if not os.access(parent, os.W_OK):
+                raise StoreError(f"{target} cannot be made: {parent} may not be written to")
+            return
+
+
+def is_output(folder: Path, format: str) -> bool:
+    """Whether a folder holds earlier output of this format."""
+    try:
+        return json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get("format") == format
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -1,0 +1,147 @@
+"""``tensigma plan``: which layers, which format, which ranks, before anything is solved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from torch import nn
+
+from tensigma.calibration import Calibration
+from tensigma.calibration.distributed import process_group
+from tensigma.cli.calibrate import run_calibration
+from tensigma.cli.command import command
+from tensigma.cli.loading import data_of, model_of
+from tensigma.cli.options import (
+    BatchSize,
+    BudgetOption,
+    DataNames,
+    Device,
+    Force,
+    Layers,
+    MaxSamples,
+    MethodName,
+    ModelName,
+    NormName,
+    RanksOption,
+    Seed,
+    Skip,
+    Stats,
+    Weights,
+    Workers,
+)
+from tensigma.cli.outputs import check_file
+from tensigma.cli.parsing import which_layers, which_skipped
+from tensigma.cli.screen import Screen
+from tensigma.cli.tables import plan_table
+from tensigma.errors import InputError
+from tensigma.planning import Plan, norm_of
+from tensigma.planning import plan as make_plan
+
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="Write the plan as JSON, to be kept or edited by hand.")
+]
+
+
+@command
+def plan(
+    screen: Screen,
+    model: ModelName,
+    budget: BudgetOption = None,
+    ranks: RanksOption = None,
+    method: MethodName = "auto",
+    norm: NormName = "centred",
+    layers: Layers = None,
+    skip: Skip = None,
+    weights: Weights = None,
+    stats: Stats = None,
+    data: DataNames = None,
+    max_samples: MaxSamples = None,
+    batch_size: BatchSize = 64,
+    workers: Workers = 1,
+    device: Device = None,
+    seed: Seed = 0,
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Decide what becomes of every layer, and show it. Nothing is compressed yet.
+
+    Give one of --budget and --ranks, and the statistics to decide by: --stats,
+    or --data to gather them now. Only --norm frobenius needs neither.
+
+    [bold]Examples[/bold]
+
+      tensigma plan torchvision:resnet18 --weights r18.pth --stats stats/ \\
+          --budget params=0.5 --out plan.json
+      tensigma plan zoo:digits-cnn --weights digits.pth \\
+          --norm frobenius --ranks vbmf=0.8 --layers spatial
+
+    In the file, ranks, methods and norms may be changed by hand before
+    'tensigma compress --plan plan.json' carries it out.
+    """
+    check_choice(budget=budget, ranks=ranks)
+    if out is not None:
+        check_file(out, force=force)
+    network = model_of(screen, model, weights, device, seed)
+    wishes: dict[str, Any] = {
+        "method": method,
+        "norm": norm,
+        "layers": which_layers(layers),
+        "skip": which_skipped(skip),
+    }
+    known = statistics(screen, network, stats, data_of(data, batch_size, workers), [norm], max_samples, device, seed)
+    made = make_plan(network, known, budget=budget, ranks=ranks, options={"seed": seed}, **wishes)
+    if out is not None and screen.speaks:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        made.save(out)
+        screen.note(f"written to {out}")
+    screen.result(
+        "plan", {"model": model, "out": None if out is None else str(out), **plan_facts(made)}, plan_table(made)
+    )
+
+
+def check_choice(**given: Any) -> None:
+    """Exactly one of the options must have been given."""
+    names = " or ".join(f"--{name}" for name in given)
+    came = [f"--{name}" for name, value in given.items() if value is not None]
+    if len(came) != 1:
+        raise typer.BadParameter(f"give exactly one of {names}; {' and '.join(came) or 'none'} came")
+
+
+def statistics(
+    screen: Screen,
+    model: nn.Module,
+    folder: Path | None,
+    data: Any,
+    norms: list[str],
+    max_samples: int | None,
+    device: Any,
+    seed: int,
+) -> Calibration | None:
+    """Statistics from a folder, or gathered now where the norms need any; None where nothing is needed."""
+    if folder is not None:
+        found = Calibration.load(folder)
+        found.check_model(model)
+        return found
+    if data is not None:
+        fisher = next((norm_of(norm).fisher for norm in norms if norm_of(norm).fisher), None)
+        with process_group(device):
+            return run_calibration(screen, model, data, max_samples=max_samples, fisher=fisher, seed=seed)
+    needy = [norm for norm in norms if norm_of(norm).needs_stats]
+    if needy:
+        raise InputError(
+            f"the norm {needy[0]!r} needs statistics: give --stats DIR (from 'tensigma calibrate') or --data to gather "
+            "them now; only --norm frobenius does without"
+        )
+    return None
+
+
+def plan_facts(made: Plan) -> dict[str, Any]:
+    """Plain data about a plan."""
+    return {
+        "rate": made.rate,
+        "params": [made.before.params, made.after.params],
+        "macs": [made.before.macs, made.after.macs] if made.before.macs else None,
+        "layers": {name: entry.to_json() for name, entry in made.items()},
+    }

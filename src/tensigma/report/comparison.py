@@ -1,0 +1,43 @@
+"""Several compressions of one model, side by side: plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from tensigma.errors import StoreError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One compression among several.
+
+    >>> run = Run(series="Σ", setting="vbmf=0.5", rate=2.0, params=50, macs=None, top1=0.9, agreement=None, seconds=1.0)
+    >>> Run.from_json(run.to_json()) == run
+    True
+    """
+
+    #: The way of compressing; runs of one series are joined by a line.
+    series: str
+    #: What was asked for.
+    setting: str
+    #: Parameters of the whole model before ÷ after.
+    rate: float
+    params: int
+    macs: int | None
+    top1: float | None
+    agreement: float | None
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Run:
+        """The run that :meth:`to_json` was asked for."""
+        try:
+            return cls(**{field.name: data[field.name] for field in fields(cls)})
+        except (KeyError, TypeError) as error:
+            raise StoreError(f"a run of the comparison is damaged: {error}") from None

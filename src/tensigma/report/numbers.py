@@ -1,0 +1,51 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+from tensigma.pipeline import Latency
+
+
+def number(value: int | None) -> str:
+    """A whole number with thousands apart; a dash where it is not known."""
+    return "–" if value is None else f"{value:,}"
+
+
+def short(value: float | None, unit: str = "") -> str:
+    """A large number in three digits.
+
+    >>> short(4738304), short(970440, "B"), short(312), short(None)
+    ('4.74 M', '970 kB', '312', '–')
+    """
+    if value is None:
+        return "–"
+    scaled = float(value)
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(scaled) < 999.5 or prefix == "T":
+            break
+        scaled /= 1000
+    text = f"{scaled:.0f}" if not prefix or scaled >= 99.95 else f"{scaled:.3g}"
+    return f"{text} {prefix}{unit}".strip()
+
+
+def percent(value: float | None, places: int = 2) -> str:
+    """A share as a percentage; a dash where it is not known."""
+    return "–" if value is None else f"{100 * value:.{places}f} %"
+
+
+def error(value: float | None) -> str:
+    """A relative error."""
+    return "–" if value is None else f"{value:.4f}"
+
+
+def milliseconds(latency: Latency | None) -> str:
+    """The shortest time of one batch."""
+    return "–" if latency is None else f"{1000 * latency.minimum:.2f} ms"
+
+
+def times(before: float | None, after: float | None, word: str = "less") -> str:
+    """How many times less; nothing where one of the two is not known.
+
+    >>> times(10, 4)
+    '2.50× less'
+    """
+    return f"{before / after:.2f}× {word}" if before and after else ""
