@@ -278,8 +278,8 @@ def test_plans_come_back_from_their_file(stats: ts.Calibration, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data.update(version=99), "plan version 99; this library reads version 1"),
-        (lambda data: data.update(format="other"), "is not a plan"),
+        (lambda data: data.update(version=99), "the plan has version 99; this library reads version 1"),
+        (lambda data: data.update(format="other"), "this is not a plan"),
         (lambda data: data.pop("layers"), "damaged"),
         (lambda data: data["layers"]["head"].pop("ranks"), "layer 'head': the field 'ranks' is missing"),
         (lambda data: data["layers"]["head"].update(ranks=[1000]), "layer 'head': rank lies between 1 and 10"),

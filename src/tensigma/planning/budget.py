@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from tensigma.errors import InputError
 from tensigma.layers import Cost
-from tensigma.planning.candidate import Candidate
-from tensigma.planning.methods import RankTuple
-
-# The threshold is sought among shares of lost energy from 1 (every rank is 1) down to 10 to the minus this.
-_DECADES = 12.0
-_HALVINGS = 50
+from tensigma.planning.curves import Option
+from tensigma.planning.front import Front
 
 
 @dataclass(frozen=True)
@@ -22,6 +18,8 @@ class Budget(ABC):
     """The share of the original that may remain."""
 
     unit: ClassVar[str]
+    #: The field of a cost that counts.
+    field: ClassVar[Literal["params", "macs"]]
     share: float
 
     def __post_init__(self) -> None:
@@ -30,9 +28,9 @@ class Budget(ABC):
                 f"{type(self).__name__}: the share of the original that may remain lies in (0, 1], got {self.share!r}"
             )
 
-    @abstractmethod
     def measure(self, cost: Cost) -> int:
         """What counts of a cost."""
+        return int(getattr(cost, self.field))
 
 
 @dataclass(frozen=True)
@@ -44,9 +42,7 @@ class Params(Budget):
     """
 
     unit: ClassVar[str] = "parameters"
-
-    def measure(self, cost: Cost) -> int:
-        return cost.params
+    field: ClassVar[Literal["params", "macs"]] = "params"
 
 
 @dataclass(frozen=True)
@@ -58,44 +54,20 @@ class Macs(Budget):
     """
 
     unit: ClassVar[str] = "MACs"
-
-    def measure(self, cost: Cost) -> int:
-        return cost.macs
+    field: ClassVar[Literal["params", "macs"]] = "macs"
 
 
-def allocate(layers: Sequence[Candidate], budget: Budget, *, total: int, rest: int) -> Mapping[str, RankTuple | None]:
-    """Ranks for every layer (None: it stays dense) so that all together stay within ``budget``.
+def allocate(curves: Mapping[str, Sequence[Option]], budget: Budget, *, total: int, rest: int) -> Mapping[str, Option]:
+    """The option of every layer that keeps the whole model within ``budget`` at the lowest expected loss.
 
-    All layers lose the same share of their energy under the norm, the smallest share with which the model fits; a layer
-    that would not get cheaper stays dense. ``total`` is what the whole model costs now and ``rest`` what is not in
-    ``layers``, both in the unit of the budget.
+    ``total`` is what the whole model costs now and ``rest`` what is not in ``curves``, both in the unit of the budget.
     """
-    limit = budget.share * total
-    dense = {layer.name: budget.measure(layer.cost(None)) for layer in layers}
-
-    def at(decades: float) -> tuple[int, dict[str, RankTuple | None]]:
-        ranks: dict[str, RankTuple | None] = {}
-        spent = rest
-        for layer in layers:
-            chosen = layer.energy_ranks(10**-decades)
-            price = budget.measure(layer.cost(chosen))
-            ranks[layer.name] = chosen if price < dense[layer.name] else None
-            spent += min(price, dense[layer.name])
-        return spent, ranks
-
-    smallest, best = at(0.0)
-    if smallest > limit:
+    front = Front(curves, budget.field)
+    smallest = rest + front.cheapest
+    if smallest > budget.share * total:
         raise InputError(
             f"no plan leaves {budget.share:.4g} of the {total:,} {budget.unit}: with every rank at 1 the layers that "
             f"may be compressed still leave {smallest:,}, a share of {smallest / max(total, 1):.4g}; "
             "ask for more, or let more layers be compressed (layers=, skip=)"
         )
-    low, high = 0.0, _DECADES
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        spent, ranks = at(middle)
-        if spent <= limit:
-            low, best = middle, ranks
-        else:
-            high = middle
-    return best
+    return front.choose(budget.share * total - rest)

@@ -29,6 +29,8 @@ class Candidate:
     #: Spatial size of one input, or None where nobody has seen one.
     input_size: tuple[int, ...] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: The methods among which a budget may choose.
+    choices: tuple[Method, ...] = ()
 
     @cached_property
     def spectra(self) -> Spectra:

@@ -7,7 +7,7 @@
 | ``cp-joint`` | pointwise, depthwise over all axes at once, pointwise | :class:`~tensigma.linalg.CP` |
 | ``deflation`` | as ``cp`` | :class:`~tensigma.linalg.Deflation`, one term at a time |
 | ``svd`` | full-size into few channels, pointwise | :class:`~tensigma.linalg.SVD` |
-| ``auto`` | Tucker-2 for kernels larger than one tap | as above |
+| ``auto`` | under a budget the best of these for each layer; with ranks by a rule, Tucker-2 | as above |
 
 Pointwise convolutions and Linear layers take SVD whatever the method: the other formats become that there.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -34,13 +34,25 @@ from tensigma.linalg import (
     WeightedTucker2,
     cp_rank,
     max_rank,
+    svd_errors,
     svd_rank,
+    tucker2_errors,
     tucker2_ranks,
 )
 from tensigma.planning.norms import Importance, Norm, Target
 from tensigma.planning.spectra import Spectra
 
 RankTuple = tuple[int, ...]
+
+# How many ranks a curve has. More change no choice by more than its rounding.
+_SVD_RANKS = 64
+_TUCKER2_RANKS = 24
+_CP_RANKS = 48
+# Ranks at which CP is solved for its curve, as shares of the largest, and for how long; on large layers every other one
+# and a third of the sweeps, which keeps the curve cheaper than the solution.
+_SHARES = (0.05, 0.1, 0.2, 0.35, 0.55, 0.75, 1.0)
+_SWEEPS = 30
+_SMALL = 1024
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,13 @@ class Method(ABC):
     @abstractmethod
     def energy_ranks(self, spectra: Spectra, tail: float, shape: Sequence[int]) -> RankTuple:
         """The smallest ranks that lose at most the share ``tail`` of the energy in each direction they cut."""
+
+    @abstractmethod
+    def errors(self, kernel: Tensor, metric: Metric) -> list[tuple[RankTuple, float]]:
+        """Expected squared relative errors over a grid of ranks that depends on the kernel's shape alone.
+
+        They cost far less than a solution; what a solver then reaches is a few per cent lower.
+        """
 
     @abstractmethod
     def fit(self, kernel: Tensor, ranks: RankTuple, target: Target, options: Mapping[str, Any]) -> Fit[Any]:
@@ -143,6 +162,10 @@ class SVDMethod(Method):
     def error(self, spectra: Spectra, ranks: RankTuple) -> float | None:
         return spectra.svd_error(*ranks)
 
+    def errors(self, kernel: Tensor, metric: Metric) -> list[tuple[RankTuple, float]]:
+        errors = svd_errors(kernel, metric).tolist()
+        return [((rank,), errors[rank - 1]) for rank in _grid(len(errors), _SVD_RANKS)]
+
     def fit(self, kernel: Tensor, ranks: RankTuple, target: Target, options: Mapping[str, Any]) -> Fit[Any]:
         return SVD(*ranks).fit(kernel, _metric(target, self))
 
@@ -166,6 +189,11 @@ class Tucker2Method(Method):
 
     def energy_ranks(self, spectra: Spectra, tail: float, shape: Sequence[int]) -> RankTuple:
         return spectra.rank_out(tail), spectra.rank_in(tail)
+
+    def errors(self, kernel: Tensor, metric: Metric) -> list[tuple[RankTuple, float]]:
+        ranks_out, ranks_in = (_grid(n, _TUCKER2_RANKS) for n in kernel.shape[:2])
+        errors = tucker2_errors(kernel, metric, ranks_in).tolist()
+        return [((out, into), row[out - 1]) for into, row in zip(ranks_in, errors, strict=True) for out in ranks_out]
 
     def fit(self, kernel: Tensor, ranks: RankTuple, target: Target, options: Mapping[str, Any]) -> Fit[Any]:
         if isinstance(target, Importance):
@@ -200,8 +228,22 @@ class CPMethod(Method):
         tucker2 = t * rank_out + rank_out * rank_in * (_width(shape) // s) + s * rank_in
         return self.cap_ranks(max(1, tucker2 // sum(self._modes(shape))), shape)
 
+    def errors(self, kernel: Tensor, metric: Metric) -> list[tuple[RankTuple, float]]:
+        """CP has no closed form: a few ranks are solved roughly, and those between follow a power law."""
+        largest = self._break_even(kernel.shape)
+        small = kernel[0].numel() <= _SMALL
+        shares, sweeps = (_SHARES, _SWEEPS) if small else (_SHARES[::2], _SWEEPS // 3)
+        ranks = sorted({max(1, round(share * largest)) for share in shares})
+        solver = CP(1, joint=self.joint, max_sweeps=sweeps, tol=1e-3)
+        solved = [(rank, replace(solver, rank=rank).fit(kernel, metric).error ** 2) for rank in ranks]
+        return [((rank,), _power_law(rank, solved)) for rank in _grid(largest, _CP_RANKS)]
+
     def fit(self, kernel: Tensor, ranks: RankTuple, target: Target, options: Mapping[str, Any]) -> Fit[Any]:
         return CP(*ranks, joint=self.joint, **options).fit(kernel, _metric(target, self))
+
+    def _break_even(self, shape: Sequence[int]) -> int:
+        """The largest rank that is worth a look: beyond it the kernel itself is smaller."""
+        return max(1, min(math.prod(shape) // sum(self._modes(shape)), *self.max_ranks(shape)))
 
     def _modes(self, shape: Sequence[int]) -> list[int]:
         t, s, *taps = shape
@@ -219,8 +261,36 @@ class DeflationMethod(CPMethod):
     name: ClassVar[str] = "deflation"
     options: ClassVar[tuple[str, ...]] = ("max_sweeps", "tol")
 
+    def errors(self, kernel: Tensor, metric: Metric) -> list[tuple[RankTuple, float]]:
+        """Greedy terms are the same for every rank, so one run gives them all."""
+        largest = self._break_even(kernel.shape)
+        errors = Deflation(largest).fit(kernel, metric).errors
+        return [((rank,), errors[rank] ** 2) for rank in _grid(largest, _CP_RANKS)]
+
     def fit(self, kernel: Tensor, ranks: RankTuple, target: Target, options: Mapping[str, Any]) -> Fit[Any]:
         return Deflation(*ranks, **options).fit(kernel, _metric(target, self))
+
+
+def _grid(largest: int, count: int) -> list[int]:
+    """At most ``count`` ranks from 1 to ``largest``, denser where they are small.
+
+    >>> _grid(5, 9), _grid(100, 6)
+    ([1, 2, 3, 4, 5], [1, 3, 6, 16, 40, 100])
+    """
+    if largest <= count:
+        return list(range(1, largest + 1))
+    return sorted({round(largest ** (step / (count - 1))) for step in range(count)})
+
+
+def _power_law(rank: int, solved: Sequence[tuple[int, float]]) -> float:
+    """The error of a rank between those that were solved, on a straight line of logarithms."""
+    floor = 1e-12
+    above = next((i for i, (known, _) in enumerate(solved) if known >= rank), len(solved) - 1)
+    (low, start), (high, end) = solved[max(above - 1, 0)], solved[above]
+    if low == high or rank <= low:
+        return start if rank <= low else end
+    weight = math.log(rank / low) / math.log(high / low)
+    return max(start, floor) ** (1 - weight) * max(end, floor) ** weight
 
 
 def _width(shape: Sequence[int]) -> int:
@@ -237,8 +307,9 @@ SVD_METHOD = SVDMethod()
 METHODS: dict[str, Method] = {
     method.name: method for method in (Tucker2Method(), CPMethod(), CPJointMethod(), DeflationMethod(), SVD_METHOD)
 }
-#: With ranks given by a rule, "auto" is Tucker-2 wherever a kernel has taps.
+#: With ranks given by a rule, "auto" is Tucker-2 wherever a kernel has taps; under a budget each layer takes the best.
 AUTO = "auto"
+_AUTO_CHOICES = ("tucker2", "cp", "cp-joint", "svd")
 
 
 def method_of(name: str | Method, geometry: Geometry | None = None) -> Method:
@@ -254,3 +325,16 @@ def method_of(name: str | Method, geometry: Geometry | None = None) -> Method:
             raise InputError(f"method {name!r} is unknown; choose one of {known}")
         name = METHODS["tucker2" if name == AUTO else name]
     return SVD_METHOD if geometry is not None and geometry.is_pointwise else name
+
+
+def choices_of(name: str | Method, geometry: Geometry, norm: Norm) -> tuple[Method, ...]:
+    """The methods among which a budget may choose for a layer of this geometry.
+
+    >>> from torch import nn
+    >>> from tensigma.planning.norms import norm_of
+    >>> [method.name for method in choices_of("auto", Geometry.of(nn.Conv2d(4, 4, 3, groups=2)), norm_of("sigma"))]
+    ['tucker2', 'svd']
+    """
+    if name != AUTO or geometry.is_pointwise:
+        return (method_of(name, geometry),)
+    return tuple(METHODS[each] for each in _AUTO_CHOICES if METHODS[each].why_not(geometry, norm) is None)

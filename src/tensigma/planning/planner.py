@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,10 +11,11 @@ from torch import nn
 from tensigma.calibration import Calibration, calibrate
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, Layer, find_layers, kernels_of
-from tensigma.planning.budget import Budget, Macs, allocate
+from tensigma.planning.allocation import Allocation, entry
+from tensigma.planning.budget import Budget
 from tensigma.planning.candidate import Candidate
 from tensigma.planning.entry import Entry
-from tensigma.planning.methods import METHODS, Method, RankTuple, method_of
+from tensigma.planning.methods import METHODS, Method, choices_of, method_of
 from tensigma.planning.norms import Norm, norm_of
 from tensigma.planning.patterns import matches, select
 from tensigma.planning.plans import Plan
@@ -47,7 +48,8 @@ def plan(
         budget: ``Params(share)`` or ``Macs(share)``: one number for the whole model.
         ranks: Or a rule: ``VBMF(alpha)``, ``Energy(share)`` or ``Ranks({pattern: rank})``. Exactly one of the two.
         method: ``"auto"``, ``"tucker2"``, ``"cp"``, ``"cp-joint"``, ``"deflation"`` or ``"svd"``. ``"auto"`` is
-            Tucker-2 for kernels larger than one tap. Pointwise and Linear layers take SVD whatever the method.
+            the best format for each layer under a budget, and Tucker-2 for kernels larger than one tap with ranks by
+            a rule. Pointwise and Linear layers take SVD whatever the method.
         norm: ``"centred"``, ``"sigma"``, ``"frobenius"``, ``"fisher"`` or ``"activation"``.
         layers: ``"all"``, ``"spatial"`` (kernels larger than one tap), or names and patterns.
         skip: Names and patterns of layers to leave dense. None means the first convolution, ``()`` means none.
@@ -78,7 +80,7 @@ def plan(
     names = [layer.name for layer in found]
     if ranks is not None:
         ranks.check_names(names)
-    wishes = _Wishes(_Wish(method_of(method), norm_of(norm), ranks, _known_options(options)), overrides or {}, names)
+    wishes = _Wishes(_Wish(_known(method), norm_of(norm), ranks, _known_options(options)), overrides or {}, names)
     needy = [norm for norm in wishes.norms if norm.needs_stats]
     if stats is None and needy:
         if data is None:
@@ -96,21 +98,19 @@ def plan(
         reasons = "; ".join(f"{draft.name}: {draft.reason}" for draft in drafts[:3] if isinstance(draft, Entry))
         raise InputError(f"no layer of {type(model).__name__} can be compressed ({reasons})")
     n_params = sum(parameter.numel() for parameter in model.parameters())
-    unit = saving or ("macs" if isinstance(budget, Macs) else "params")
-    chosen = _chosen_ranks(drafts, wishes, budget, n_params)
-    known = budget is not None
-    entries = [
-        draft if isinstance(draft, Entry) else _entry(draft, chosen[draft.name], unit, wishes.of(draft.name), known)
-        for draft in drafts
-    ]
-    return Plan(entries, n_params=n_params)
+    ruled = {layer.name: _by_rule(layer, rule, saving or "params") for layer, rule in _rules(candidates, wishes)}
+    drafts = [ruled.get(draft.name, draft) for draft in drafts]
+    if budget is None:
+        return Plan([draft for draft in drafts if isinstance(draft, Entry)], n_params=n_params)
+    return Allocation(drafts, n_params=n_params).plan(budget)
 
 
 @dataclass(frozen=True)
 class _Wish:
     """What the caller asked for, for one layer."""
 
-    method: Method
+    #: A name, because "auto" means several methods.
+    method: str | Method
     norm: Norm
     ranks: RankRule | None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class _Wishes:
                 raise InputError(f"overrides[{pattern!r}] has {unknown[0]!r}; it takes {', '.join(_OVERRIDES)}")
             wish: dict[str, Any] = {}
             if "method" in given:
-                wish["method"] = method_of(given["method"])
+                wish["method"] = _known(given["method"])
             if "norm" in given:
                 wish["norm"] = norm_of(given["norm"])
             if "options" in given:
@@ -148,6 +148,12 @@ class _Wishes:
             if matches(name, pattern):
                 merged.update(wish)
         return _Wish(**merged)
+
+
+def _known(method: str | Method) -> str | Method:
+    """The same, after checking that there is such a method."""
+    method_of(method)
+    return method
 
 
 def _rule(ranks: Any, pattern: str) -> RankRule:
@@ -222,60 +228,28 @@ def _draft(layer: Layer, wish: _Wish, sieve: _Sieve, stats: Calibration | None) 
         norm=wish.norm,
         stats=own,
         input_size=size,
-        options={key: value for key, value in wish.options.items() if key in method.options},
+        options=wish.options,
+        choices=choices_of(wish.method, geometry, wish.norm),
     )
 
 
-def _chosen_ranks(
-    drafts: Sequence[Entry | Candidate], wishes: _Wishes, budget: Budget | None, n_params: int
-) -> dict[str, RankTuple | None]:
-    """Ranks of every candidate: by its rule, or, where it has none, out of the budget."""
-    chosen: dict[str, RankTuple | None] = {}
-    shared: list[Candidate] = []
-    for draft in drafts:
-        if isinstance(draft, Entry):
-            continue
-        rule = wishes.of(draft.name).ranks
-        if rule is None:
-            shared.append(draft)
-        else:
-            chosen[draft.name] = rule.ranks(draft)
-    if budget is None:
-        return chosen
-    if isinstance(budget, Macs) and any(layer.input_size is None for layer in shared):
-        raise InputError("Macs(…) needs stats= (from tensigma.calibrate), which know the size of every layer's input")
-    costs = [draft.before if isinstance(draft, Entry) else draft.cost(None) for draft in drafts]
-    total = n_params if not isinstance(budget, Macs) else sum(budget.measure(cost) for cost in costs)
-    rest = total - sum(budget.measure(layer.cost(None)) for layer in shared)
-    for draft in drafts:
-        if isinstance(draft, Candidate) and draft.name in chosen:
-            rest -= budget.measure(draft.cost(None)) - budget.measure(draft.cost(chosen[draft.name]))
-    return chosen | dict(allocate(shared, budget, total=total, rest=rest))
+def _rules(candidates: Sequence[Candidate], wishes: _Wishes) -> Iterator[tuple[Candidate, RankRule]]:
+    """The candidates that have a rule of their own; the others share the budget."""
+    for layer in candidates:
+        rule = wishes.of(layer.name).ranks
+        if rule is not None:
+            yield layer, rule
 
 
-def _entry(layer: Candidate, ranks: RankTuple | None, unit: str, wish: _Wish, budgeted: bool) -> Entry:
-    format = None if ranks is None else layer.method.format(ranks)
-    reason = error = None
-    if format is None:
-        reason = (
-            "the budget is best kept without it" if budgeted and wish.ranks is None else "no ranks are given for it"
-        )
-    elif unit != "none" and (unit == "params" or layer.input_size is not None):
+def _by_rule(layer: Candidate, rule: RankRule, unit: Saving) -> Entry:
+    """The entry of a layer whose ranks follow a rule; dense where that would save nothing."""
+    ranks = rule.ranks(layer)
+    if ranks is None:
+        return entry(layer, reason="no ranks are given for it")
+    if unit != "none" and (unit == "params" or layer.input_size is not None):
         before, after = layer.cost(None), layer.cost(ranks)
         if getattr(after, unit) >= getattr(before, unit):
-            label = " ".join([layer.method.name, *map(str, format.ranks)])
-            reason = f"{label} would save no {'parameters' if unit == 'params' else 'MACs'}"
-    rule = wish.ranks
-    if reason is None and ranks is not None and (rule is None or rule.reads_energy):
-        error = layer.method.error(layer.spectra, ranks)
-    return Entry(
-        name=layer.name,
-        geometry=layer.geometry,
-        method=layer.method,
-        norm=layer.norm,
-        format=format if reason is None else None,
-        reason=reason,
-        error=error,
-        input_size=layer.input_size,
-        options=layer.options,
-    )
+            label = " ".join([layer.method.name, *map(str, ranks)])
+            return entry(layer, reason=f"{label} would save no {'parameters' if unit == 'params' else 'MACs'}")
+    error = layer.method.error(layer.spectra, ranks) if rule.reads_energy else None
+    return entry(layer, layer.method, ranks, error=error)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -19,6 +19,9 @@ from tensigma.planning.methods import Method, method_of
 from tensigma.planning.norms import Norm, norm_of
 from tensigma.planning.patterns import select
 from tensigma.planning.table import count, share, table
+
+if TYPE_CHECKING:
+    from tensigma.planning.allocation import Allocation
 
 FORMAT = "tensigma-plan"
 VERSION = 1
@@ -44,10 +47,17 @@ class Plan(Mapping[str, Entry]):
     (16, 8)
     """
 
-    def __init__(self, entries: Iterable[Entry], *, n_params: int) -> None:
+    def __init__(self, entries: Iterable[Entry], *, n_params: int, allocation: Allocation | None = None) -> None:
         self._entries = {entry.name: entry for entry in entries}
         #: Parameters of the whole model as it is.
         self.n_params = n_params
+        self._allocation = allocation
+
+    def front(self) -> Allocation:
+        """The whole trade between size and error that the plan was chosen from; gives a plan for any other budget."""
+        if self._allocation is None:
+            raise InputError("only a plan that came out of a budget in this process knows the front; plan with budget=")
+        return self._allocation
 
     def __getitem__(self, name: str) -> Entry:
         try:
@@ -136,19 +146,34 @@ class Plan(Mapping[str, Entry]):
             if layer.reason is not None:
                 raise InputError(f"layer {entry.name!r} cannot be compressed: {layer.reason}")
 
-    def save(self, file: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON; an existing plan is replaced in one step."""
-        data = {
+    def to_json(self) -> dict[str, Any]:
+        """Plain data. Costs are written for readers; they are computed again when it is read back."""
+        return {
             "format": FORMAT,
             "version": VERSION,
             "library": version("tensigma"),
             "n_params": self.n_params,
             "layers": {name: entry.to_json() for name, entry in self.items()},
         }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Plan:
+        """The plan that :meth:`to_json` was asked for, checked."""
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise StoreError("this is not a plan written by Plan.save")
+        if data.get("version") != VERSION:
+            raise StoreError(f"the plan has version {data.get('version')}; this library reads version {VERSION}")
+        layers, n_params = data.get("layers"), data.get("n_params")
+        if not isinstance(layers, dict) or isinstance(n_params, bool) or not isinstance(n_params, int):
+            raise StoreError("the plan is damaged: layers or n_params is missing or of the wrong kind")
+        return cls([Entry.from_json(name, entry) for name, entry in layers.items()], n_params=n_params)
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON; an existing plan is replaced in one step."""
         target = Path(file)
         partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
         try:
-            partial.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            partial.write_text(json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             partial.replace(target)
         except OSError as error:
             partial.unlink(missing_ok=True)
@@ -161,17 +186,8 @@ class Plan(Mapping[str, Entry]):
             data = json.loads(Path(file).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise StoreError(f"the plan {os.fspath(file)} cannot be read: {error}") from error
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise StoreError(f"{os.fspath(file)} is not a plan written by Plan.save")
-        if data.get("version") != VERSION:
-            raise StoreError(
-                f"{os.fspath(file)} has plan version {data.get('version')}; this library reads version {VERSION}"
-            )
-        layers, n_params = data.get("layers"), data.get("n_params")
-        if not isinstance(layers, dict) or isinstance(n_params, bool) or not isinstance(n_params, int):
-            raise StoreError(f"{os.fspath(file)} is damaged: layers or n_params is missing or of the wrong kind")
         try:
-            return cls([Entry.from_json(name, entry) for name, entry in layers.items()], n_params=n_params)
+            return cls.from_json(data)
         except StoreError as error:
             raise StoreError(f"{os.fspath(file)}: {error}") from None
 

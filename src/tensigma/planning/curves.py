@@ -1,0 +1,75 @@
+"""What each way to treat a layer costs and how wrong it makes the layer: the curves that a budget is shared out by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tensigma.layers import Cost
+from tensigma.planning.candidate import Candidate, layer_cost
+from tensigma.planning.methods import Method, RankTuple
+from tensigma.planning.norms import energy_views
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to treat a layer: a method with its ranks, or neither for the layer as it is."""
+
+    method: Method | None
+    ranks: RankTuple | None
+    cost: Cost
+    #: Expected squared relative error under the norm of the plan.
+    error2: float
+
+    @property
+    def error(self) -> float:
+        return math.sqrt(self.error2)
+
+
+def curve(layer: Candidate) -> list[Option]:
+    """Every option worth having for a layer, the layer as it is among them."""
+    dense = layer.cost(None)
+    options = [Option(None, None, dense, 0.0)]
+    views = energy_views(layer.kernels, layer.norm.targets(layer.geometry, layer.stats))
+    shares = [metric.norm(kernel).item() ** 2 for kernel, metric in views]
+    total = sum(shares)
+    for method in layer.choices:
+        curves = [method.errors(kernel, metric) for kernel, metric in views]
+        # Groups of a layer share their ranks; what they lose adds up by the energy each carries.
+        for points in zip(*curves, strict=True):
+            ranks = points[0][0]
+            lost = sum(share * error2 for share, (_, error2) in zip(shares, points, strict=True))
+            price = layer_cost(layer.geometry, method.format(ranks), layer.input_size, layer.norm)
+            if price.params < dense.params or price.macs < dense.macs:
+                options.append(Option(method, ranks, price, lost / total if total > 0 else 0.0))
+    return options
+
+
+def pareto(options: Sequence[Option], measure: str) -> list[Option]:
+    """The options that no other beats in both cost and error, by rising cost; ``measure`` is "params" or "macs".
+
+    >>> cheap, poor, dear = (Option(None, None, Cost(n, 0), e) for n, e in ((5, 0.2), (7, 0.3), (9, 0.0)))
+    >>> [option.cost.params for option in pareto([dear, poor, cheap], "params")]
+    [5, 9]
+    """
+    best: list[Option] = []
+    for option in sorted(options, key=lambda option: (getattr(option.cost, measure), option.error2)):
+        if not best or option.error2 < best[-1].error2:
+            best.append(option)
+    return best
+
+
+def hull(front: Sequence[Option], measure: str) -> list[Option]:
+    """The options of a Pareto front that are best for some price of cost in error: its lower convex hull."""
+    corners: list[Option] = []
+    for option in front:
+        while len(corners) > 1 and _gain(corners[-2], option, measure) >= _gain(corners[-2], corners[-1], measure):
+            corners.pop()
+        corners.append(option)
+    return corners
+
+
+def _gain(cheaper: Option, dearer: Option, measure: str) -> float:
+    """Error saved per unit of cost by going from one option to a dearer one."""
+    return (cheaper.error2 - dearer.error2) / (getattr(dearer.cost, measure) - getattr(cheaper.cost, measure))
