@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +252,37 @@ def test_a_killed_run_goes_on_from_the_cache(
     for key, value in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[key], value)
     assert not list(tmp_path.glob("*.partial-*"))
+
+
+KILLED = """
+import os, signal, sys
+import tensigma as ts
+from support_nets import small_net
+
+def stop(state):
+    if state.done == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+plan, stats = ts.Plan.load(sys.argv[1] + "/plan.json"), ts.Calibration.load(sys.argv[1] + "/stats")
+ts.compress(small_net(), plan, stats, cache=sys.argv[1] + "/cache", progress=stop, workers=1)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_was_killed_leaves_what_it_solved(stats: ts.Calibration, tmp_path: Path) -> None:
+    net = small_net()
+    plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 3}))
+    plan.save(tmp_path / "plan.json")
+    stats.save(tmp_path / "stats")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    loaded = ts.Calibration.load(tmp_path / "stats")
+    resumed, report = ts.compress(net, plan, loaded, cache=tmp_path / "cache", workers=1)
+    assert [row.cached for row in report.compressed] == [True] * 3 + [False] * (len(plan.compressed) - 3)
+    whole, _ = ts.compress(net, plan, stats, workers=1)
+    for key, value in whole.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[key], value)
 
 
 def test_an_error_leaves_a_model_in_place_whole(stats: ts.Calibration, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,7 @@ pytestmark = pytest.mark.slow
 def torchrun(function: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a function of this file in two processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    tests = Path(__file__).parents[1]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tests)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     arguments = [str(Path(__file__)), function, str(folder)]
     return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=300)
 
