@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -19,6 +19,9 @@ from tensigma.planning.methods import Method, method_of
 from tensigma.planning.norms import Norm, norm_of
 from tensigma.planning.patterns import select
 from tensigma.planning.table import count, share, table
+
+if TYPE_CHECKING:
+    from tensigma.planning.allocation import Allocation
 
 FORMAT = "tensigma-plan"
 VERSION = 1
@@ -44,10 +47,17 @@ class Plan(Mapping[str, Entry]):
     (16, 8)
     """
 
-    def __init__(self, entries: Iterable[Entry], *, n_params: int) -> None:
+    def __init__(self, entries: Iterable[Entry], *, n_params: int, allocation: Allocation | None = None) -> None:
         self._entries = {entry.name: entry for entry in entries}
         #: Parameters of the whole model as it is.
         self.n_params = n_params
+        self._allocation = allocation
+
+    def front(self) -> Allocation:
+        """The whole trade between size and error that the plan was chosen from; gives a plan for any other budget."""
+        if self._allocation is None:
+            raise InputError("only a plan that came out of a budget in this process knows the front; plan with budget=")
+        return self._allocation
 
     def __getitem__(self, name: str) -> Entry:
         try:
