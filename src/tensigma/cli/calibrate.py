@@ -133,6 +133,7 @@ def calibrate(
     stats.save(out, force=force)
     shutil.rmtree(_checkpoint(out), ignore_errors=True)
     seconds = time.perf_counter() - start
+    n_bytes = sum(file.stat().st_size for file in out.iterdir())
     facts = {
         "model": model,
         "data": stats.data,
@@ -140,14 +141,14 @@ def calibrate(
         "samples": stats.samples,
         "seconds": seconds,
         "unreached": list(stats.unreached),
-        "bytes": sum(file.stat().st_size for file in out.iterdir()),
+        "bytes": n_bytes,
         "layers": {name: layer_facts(layer) for name, layer in stats.items()},
     }
     rows = [
         ["layers", str(len(stats))],
         ["samples", f"{stats.samples:,}"],
         ["data", str(stats.data)],
-        ["on disk", short(facts["bytes"], "B")],
+        ["on disk", short(n_bytes, "B")],
         ["time", duration(seconds)],
         ["written to", str(out)],
     ]

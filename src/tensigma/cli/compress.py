@@ -32,8 +32,7 @@ from tensigma.cli.options import (
     Workers,
 )
 from tensigma.cli.outputs import MODEL, check_folder, is_output
-from tensigma.cli.parsing import which_layers, which_skipped
-from tensigma.cli.plan import check_choice, plan_facts, statistics
+from tensigma.cli.plan import check_choice, plan_as_asked, plan_facts, statistics
 from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import plan_table, report_table, summary_table
@@ -43,7 +42,6 @@ from tensigma.pipeline import compress as carry_out
 from tensigma.pipeline import evaluate as measure
 from tensigma.pipeline.folder import whole_folder
 from tensigma.planning import Plan
-from tensigma.planning import plan as make_plan
 from tensigma.report import check_renderer, write_report
 
 Out = Annotated[
@@ -130,13 +128,7 @@ def compress(
     with process_group(device):
         known = statistics(screen, network, stats, images, norms, max_samples, device, seed)
         if given is None:
-            wishes: dict[str, Any] = {
-                "method": method,
-                "norm": norm,
-                "layers": which_layers(layers),
-                "skip": which_skipped(skip),
-            }
-            given = make_plan(network, known, budget=budget, ranks=ranks, options={"seed": seed}, **wishes)
+            given = plan_as_asked(network, known, budget, ranks, method, norm, layers, skip, seed)
         if screen.verbose and not screen.json:
             screen.show(plan_table(given))
         screen.note(f"compressing {len(given.compressed)} of {len(given)} layers")

@@ -80,6 +80,7 @@ def demo(screen: Screen, out: Out = Path("demo-output"), cache: Cache = None, se
     runs = [trial.run for trial in trials]
     chosen = _chosen(trials)
     notes: dict[str, Any] = {
+        "title": "A small CNN for handwritten digits",
         "model": MODEL,
         "weights": str(weights),
         "data": TRAIN,
@@ -92,8 +93,7 @@ def demo(screen: Screen, out: Out = Path("demo-output"), cache: Cache = None, se
     out.mkdir(parents=True, exist_ok=True)
     small = out / "compressed"
     Result(chosen.model, chosen.plan, report, chosen.evaluation).write(small, force=True, page=False)
-    title = "A small CNN for handwritten digits"
-    write_report(report, out / "report.html", evaluation=chosen.evaluation, comparison=runs, title=title)
+    write_report(report, out / "report.html", evaluation=chosen.evaluation, comparison=runs)
     seconds = time.perf_counter() - start
     data = {
         "out": str(out),

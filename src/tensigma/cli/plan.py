@@ -36,7 +36,7 @@ from tensigma.cli.parsing import which_layers, which_skipped
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import plan_table
 from tensigma.errors import InputError
-from tensigma.planning import Plan, norm_of
+from tensigma.planning import Budget, Plan, RankRule, norm_of
 from tensigma.planning import plan as make_plan
 
 Out = Annotated[
@@ -84,14 +84,8 @@ def plan(
     if out is not None:
         check_file(out, force=force)
     network = model_of(screen, model, weights, device, seed)
-    wishes: dict[str, Any] = {
-        "method": method,
-        "norm": norm,
-        "layers": which_layers(layers),
-        "skip": which_skipped(skip),
-    }
     known = statistics(screen, network, stats, data_of(data, batch_size, workers), [norm], max_samples, device, seed)
-    made = make_plan(network, known, budget=budget, ranks=ranks, options={"seed": seed}, **wishes)
+    made = plan_as_asked(network, known, budget, ranks, method, norm, layers, skip, seed)
     if out is not None and screen.speaks:
         out.parent.mkdir(parents=True, exist_ok=True)
         made.save(out)
@@ -135,6 +129,31 @@ def statistics(
             "them now; only --norm frobenius does without"
         )
     return None
+
+
+def plan_as_asked(
+    model: nn.Module,
+    stats: Calibration | None,
+    budget: Budget | None,
+    ranks: RankRule | None,
+    method: str,
+    norm: str,
+    layers: list[str] | None,
+    skip: list[str] | None,
+    seed: int,
+) -> Plan:
+    """The plan that the options of a command line ask for."""
+    return make_plan(
+        model,
+        stats,
+        budget=budget,
+        ranks=ranks,
+        method=method,
+        norm=norm,
+        layers=which_layers(layers),
+        skip=which_skipped(skip),
+        options={"seed": seed},
+    )
 
 
 def plan_facts(made: Plan) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from tensigma.pipeline import Evaluation, Report, Size
 from tensigma.planning import Plan
-from tensigma.report.numbers import error, milliseconds, number, percent, short, times
+from tensigma.planning.table import table as plain_table
+from tensigma.report.numbers import error, milliseconds, number, percent, short, speed, times
 
 
 class Columns:
@@ -33,19 +34,18 @@ class Columns:
         self.sections = {*sections, *([len(rows) - n_totals] if n_totals else [])}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        terminal = console.is_terminal
-        table = Table(
-            box=SIMPLE_HEAD if terminal else None,
-            pad_edge=False,
-            padding=(0, 1) if terminal else (0, 2, 0, 0),
-            header_style="bold",
-        )
+        if not console.is_terminal:
+            left = [index for index, name in enumerate(self.header) if not name.startswith(">")]
+            names = [name.removeprefix(">") for name in self.header]
+            yield Text(plain_table(names, self.rows, left=left))
+            return
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
         for name in self.header:
             right = name.startswith(">")
             table.add_column(name.removeprefix(">"), justify="right" if right else "left", no_wrap=right)
         for index, row in enumerate(self.rows):
             total = index >= len(self.rows) - self.n_totals
-            if index in self.sections and terminal:
+            if index in self.sections:
                 table.add_section()
             table.add_row(*map(Text, row), style="bold" if total else None)
         yield table
@@ -143,6 +143,6 @@ def _quality(evaluation: Evaluation) -> list[list[str]]:
         rows.append([name, percent(old), percent(own), step])
     rows.append(["agreement", "", percent(evaluation.agreement), ""])
     old_time = None if first is None else first.latency
-    speedup = "" if evaluation.speedup is None else f"{evaluation.speedup:.2f}× faster"
-    rows.append(["latency", milliseconds(old_time), milliseconds(evaluation.latency), speedup])
+    change_of_time = speed(evaluation.speedup)
+    rows.append(["latency", milliseconds(old_time), milliseconds(evaluation.latency), change_of_time])
     return rows

@@ -51,7 +51,7 @@ class LineChart:
     reference: float | None
     width: int = 560
     height: int = 320
-    left: int = 46
+    left: int = 56
     right: int = 14
     top: int = 14
     bottom: int = 44

@@ -42,6 +42,17 @@ def milliseconds(latency: Latency | None) -> str:
     return "–" if latency is None else f"{1000 * latency.minimum:.2f} ms"
 
 
+def speed(ratio: float | None) -> str:
+    """How many times faster, or slower.
+
+    >>> speed(2.0), speed(0.5), speed(None)
+    ('2.00× faster', '2.00× slower', '')
+    """
+    if not ratio:
+        return ""
+    return f"{ratio:.2f}× faster" if ratio >= 1 else f"{1 / ratio:.2f}× slower"
+
+
 def times(before: float | None, after: float | None, word: str = "less") -> str:
     """How many times less; nothing where one of the two is not known.
 

@@ -81,7 +81,7 @@ def render_report(
     environment = _environment()
     original = None if evaluation is None or evaluation.original is None else evaluation.original.top1
     return environment.get_template("page.html.j2").render(
-        title=title or report.notes.get("model") or "Compression report",
+        title=title or report.notes.get("title") or report.notes.get("model") or "Compression report",
         report=report,
         evaluation=evaluation,
         cards=cards(report, evaluation),
@@ -136,7 +136,7 @@ def cards(report: Report, evaluation: Evaluation | None) -> list[Card]:
         found.append(Card(name="Agreement", before="", after=numbers.percent(evaluation.agreement), change=words))
     if evaluation.latency is not None:
         old_time = None if first is None else first.latency
-        ratio = "" if evaluation.speedup is None else f"{evaluation.speedup:.2f}× faster, one thread"
+        ratio = ", ".join(filter(None, [numbers.speed(evaluation.speedup), "one thread"]))
         new_text = numbers.milliseconds(evaluation.latency)
         found.append(Card(name="Latency", before=numbers.milliseconds(old_time), after=new_text, change=ratio))
     return found
