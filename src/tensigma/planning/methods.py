@@ -283,8 +283,17 @@ def _grid(largest: int, count: int) -> list[int]:
 
 
 def _power_law(rank: int, solved: Sequence[tuple[int, float]]) -> float:
-    """The error of a rank between those that were solved, on a straight line of logarithms."""
+    """The error of a rank between those that were solved, on a straight line of logarithms.
+
+    Below the smallest of them it rises geometrically to 1, which is the error of leaving the layer out.
+
+    >>> _power_law(8, [(4, 0.25), (16, 0.01)]), _power_law(2, [(4, 0.25), (16, 0.01)])
+    (0.05, 0.5)
+    """
     floor = 1e-12
+    smallest, largest_error = solved[0]
+    if rank < smallest:
+        return max(largest_error, floor) ** (rank / smallest)
     above = next((i for i, (known, _) in enumerate(solved) if known >= rank), len(solved) - 1)
     (low, start), (high, end) = solved[max(above - 1, 0)], solved[above]
     if low == high or rank <= low:
