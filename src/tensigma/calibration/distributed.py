@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -56,11 +56,26 @@ def process_group(device: torch.device | None) -> Iterator[bool]:
     elif dist.is_initialized():
         yield True
     else:
-        dist.init_process_group("nccl" if device is not None and device.type == "cuda" else "gloo")
+        _open("nccl" if device is not None and device.type == "cuda" else "gloo")
         try:
             yield True
         finally:
             dist.destroy_process_group()
+
+
+_stores: list[dist.Store] = []
+_openings = count()
+
+
+def _open(backend: str) -> None:
+    """A process group on torchrun's store, under a name of its own: addresses that an earlier group left there would be
+    taken for those of this one."""
+    rank, size = rank_and_size()
+    if not _stores:
+        store, _, _ = next(iter(dist.rendezvous("env://")))
+        _stores.append(store)
+    own = dist.PrefixStore(f"tensigma-{next(_openings)}", _stores[0])
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size)
 
 
 def reduce_stats(found: Mapping[str, LayerStats], failure: BaseException | None = None) -> dict[str, LayerStats]:
