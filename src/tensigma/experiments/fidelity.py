@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,13 @@ class Study:
     cp: tuple[float, ...]
 
     def cells(self) -> Iterator[Cell]:
-        for alpha in self.tucker2:
-            yield from (Cell("tucker2", alpha, norm) for norm in TUCKER2_NORMS)
-        for alpha in self.cp:
-            yield from (Cell("cp", alpha, norm) for norm in CP_NORMS)
-            yield Cell("deflation", alpha, "sigma")
+        """Both methods at their first ratio, then at the next: a run cut short has something of each."""
+        for tucker2, cp in zip_longest(self.tucker2, self.cp):
+            if tucker2 is not None:
+                yield from (Cell("tucker2", tucker2, norm) for norm in TUCKER2_NORMS)
+            if cp is not None:
+                yield from (Cell("cp", cp, norm) for norm in CP_NORMS)
+                yield Cell("deflation", cp, "sigma")
 
 
 def _cifar(name: str, tucker2: tuple[float, ...], cp: tuple[float, ...]) -> Study:
