@@ -128,7 +128,7 @@ def compress(
     with process_group(device):
         known = statistics(screen, network, stats, images, norms, max_samples, device, seed)
         if given is None:
-            given = plan_as_asked(network, known, budget, ranks, method, norm, layers, skip, seed)
+            given = plan_as_asked(screen, network, known, budget, ranks, method, norm, layers, skip, seed)
         if screen.verbose and not screen.json:
             screen.show(plan_table(given))
         screen.note(f"compressing {len(given.compressed)} of {len(given)} layers")

@@ -28,6 +28,7 @@ from tensigma.experiments.demo import (
     TrainingProgress,
     Trial,
     compare,
+    find_front,
     n_trials,
     train_once,
 )
@@ -72,9 +73,11 @@ def demo(screen: Screen, out: Out = Path("demo-output"), cache: Cache = None, se
     stats = run_calibration(screen, network, train_data)
     original = evaluate(network, test_data)
     trials = []
+    screen.note("planning")
+    front = find_front(network, stats)
     with screen.progress("compressing") as progress:
         begin = time.perf_counter()
-        for trial in compare(network, stats, test_data):
+        for trial in compare(network, stats, test_data, front):
             trials.append(trial)
             progress(_comparing(trial, len(trials), time.perf_counter() - begin))
     runs = [trial.run for trial in trials]

@@ -14,7 +14,7 @@ from tensigma.calibration.guard import borrowed
 from tensigma.cli.command import command
 from tensigma.cli.loading import model_of
 from tensigma.cli.options import ModelName, Weights
-from tensigma.cli.parsing import parse_shape
+from tensigma.cli.parsing import Shape, parse_shape
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.errors import InputError
@@ -22,8 +22,8 @@ from tensigma.layers import Geometry, Layer, find_layers
 from tensigma.planning import METHODS
 from tensigma.report.numbers import number, short
 
-Shape = Annotated[
-    tuple[int, ...] | None,
+InputShape = Annotated[
+    Shape | None,
     typer.Option(
         "--input",
         parser=parse_shape,
@@ -34,7 +34,7 @@ Shape = Annotated[
 
 
 @command
-def inspect(screen: Screen, model: ModelName, weights: Weights = None, input: Shape = None) -> None:
+def inspect(screen: Screen, model: ModelName, weights: Weights = None, input: InputShape = None) -> None:
     """List the layers of a model: shapes, parameters, MACs, and which can be compressed.
 
     [bold]Examples[/bold]
@@ -47,7 +47,7 @@ def inspect(screen: Screen, model: ModelName, weights: Weights = None, input: Sh
     layers = find_layers(network)
     if not layers:
         raise InputError(f"{model} has no convolution or Linear layer, so there is nothing to compress")
-    shape = input or _usual_input(model)
+    shape = input.sizes if input else _usual_input(model)
     macs: Counter[str] | None = None
     if shape is None:
         screen.note("MACs are not counted: give the shape of one sample with --input, such as --input 3x224x224")

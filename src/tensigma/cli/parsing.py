@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -82,16 +83,23 @@ def parse_device(text: str) -> torch.device:
     return device
 
 
-def parse_shape(text: str) -> tuple[int, ...]:
+@dataclass(frozen=True)
+class Shape:
+    """The shape of one sample. A type of its own: typer would take a tuple for several arguments."""
+
+    sizes: tuple[int, ...]
+
+
+def parse_shape(text: str) -> Shape:
     """``3x224x224``.
 
     >>> parse_shape("3x224x224")
-    (3, 224, 224)
+    Shape(sizes=(3, 224, 224))
     """
     sizes = text.lower().replace("×", "x").split("x")
     if not all(size.strip().isdigit() and int(size) > 0 for size in sizes):
         raise typer.BadParameter(f"{text!r} came; write the shape of one sample, such as 3x224x224")
-    return tuple(map(int, sizes))
+    return Shape(tuple(map(int, sizes)))
 
 
 def listed(values: Sequence[str] | None) -> list[str]:

@@ -85,7 +85,7 @@ def plan(
         check_file(out, force=force)
     network = model_of(screen, model, weights, device, seed)
     known = statistics(screen, network, stats, data_of(data, batch_size, workers), [norm], max_samples, device, seed)
-    made = plan_as_asked(network, known, budget, ranks, method, norm, layers, skip, seed)
+    made = plan_as_asked(screen, network, known, budget, ranks, method, norm, layers, skip, seed)
     if out is not None and screen.speaks:
         out.parent.mkdir(parents=True, exist_ok=True)
         made.save(out)
@@ -132,6 +132,7 @@ def statistics(
 
 
 def plan_as_asked(
+    screen: Screen,
     model: nn.Module,
     stats: Calibration | None,
     budget: Budget | None,
@@ -143,6 +144,7 @@ def plan_as_asked(
     seed: int,
 ) -> Plan:
     """The plan that the options of a command line ask for."""
+    screen.note("planning")
     return make_plan(
         model,
         stats,

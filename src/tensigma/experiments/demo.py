@@ -21,6 +21,7 @@ from torch.nn import functional
 from tensigma.calibration import Calibration
 from tensigma.pipeline import Evaluation, Report, compress, evaluate
 from tensigma.planning import VBMF, Params, Plan, plan
+from tensigma.planning.allocation import Allocation
 from tensigma.report import Run
 from tensigma.zoo import load_model
 
@@ -103,10 +104,16 @@ def train_once(weights: Path, data: Any, **options: Any) -> nn.Module:
     return model
 
 
+def find_front(model: nn.Module, stats: Calibration) -> Allocation:
+    """The curves by which the library shares out a budget, found once for all budgets."""
+    return plan(model, stats, budget=Params(0.5)).front()
+
+
 def compare(
     model: nn.Module,
     stats: Calibration,
     test: Any,
+    front: Allocation,
     *,
     alphas: Sequence[float] = ALPHAS,
     cache: str | os.PathLike[str] | None = None,
@@ -121,8 +128,7 @@ def compare(
             yield trial
         # As many parameters as the smallest of the three: a moved bias counts.
         share = params / sum(parameter.numel() for parameter in model.parameters())
-        made = plan(model, stats, budget=Params(share))
-        yield _trial(model, made, stats, test, DEFAULT, f"params={share:.3g}", cache)
+        yield _trial(model, front.plan(Params(share)), stats, test, DEFAULT, f"params={share:.3g}", cache)
 
 
 def n_trials(alphas: Sequence[float] = ALPHAS) -> int:

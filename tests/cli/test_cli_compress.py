@@ -1,0 +1,138 @@
+"""``tensigma plan``, ``compress``, ``evaluate`` and ``report``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import tensigma as ts
+from support_cli import DATA, MODEL, files
+from tensigma.zoo import load_model
+
+OUTPUT = {"manifest.json", "model.safetensors", "plan.json", "report.json", "report.html"}
+
+
+def test_plan_is_shown_and_written(run, run_json, stats: Path, weights: Path):
+    common = ("plan", MODEL, "--weights", weights, "--stats", stats, "--method", "tucker2")
+    result = run(*common, "--budget", "params=0.5", "--out", "plans/plan.json")
+    assert "whole model" in result.stdout
+    assert "first convolution" in result.stdout
+    assert ts.Plan.load("plans/plan.json").rate >= 2
+    assert "--force" in run(*common, "--budget", "params=0.4", "--out", "plans/plan.json", code=1).stderr
+    run(*common, "--budget", "params=40%", "--out", "plans/plan.json", "--force")
+    assert ts.Plan.load("plans/plan.json").rate >= 2.5
+    found = run_json(*common, "--budget", "macs=0.5", "--norm", "sigma")
+    assert found["macs"][1] <= 0.5 * found["macs"][0]
+    assert found["layers"]["conv3"]["norm"] == "sigma"
+
+
+def test_plan_by_rules_and_names(run_json, weights: Path):
+    common = ("plan", MODEL, "--weights", weights, "--norm", "frobenius")
+    found = run_json(*common, "--ranks", "vbmf=0.9", "--layers", "spatial", "--skip", "conv1,conv2")
+    dense = [name for name, layer in found["layers"].items() if layer["ranks"] is None]
+    assert {"conv1", "conv2", "fc"} <= set(dense)
+    found = run_json(*common, "--ranks", "energy=0.5", "--layers", "conv[34]", "--skip", "none")
+    assert [name for name, layer in found["layers"].items() if layer["ranks"]] == ["conv3", "conv4"]
+
+
+def test_compress_in_one_go(run, weights: Path, place: Path):
+    result = run(
+        *("compress", MODEL, "--weights", weights, "--data", DATA, "--eval-data", "digits:?split=val"),
+        *("--budget", "params=0.5", "--method", "tucker2", "--latency", "--out", "small"),
+    )
+    for words in ("parameters", "MACs", "bytes", "top-1", "agreement", "latency"):
+        assert words in result.stdout
+    assert "calibrating: batch 2 of 2" in result.stderr
+    assert "compressing: layer" in result.stderr
+    assert "evaluating: batch" in result.stderr
+    assert files(place / "small") == OUTPUT
+    small = ts.load("small", load_model(MODEL))
+    original = load_model(MODEL, weights)
+    assert sum(p.numel() for p in small.parameters()) <= 0.5 * sum(p.numel() for p in original.parameters())
+    report = ts.Report.from_json(json.loads(Path("small/report.json").read_text()))
+    assert report.notes["model"] == MODEL
+    assert report.notes["evaluated_on"] == "digits:?split=val"
+    assert ts.Plan.load("small/plan.json").after.params == report.after.params
+    assert str(report.notes["evaluation"]["samples"]) in Path("small/report.html").read_text()
+
+
+def test_compress_from_statistics_and_a_plan(run, run_json, stats: Path, weights: Path):
+    run("plan", MODEL, "--weights", weights, "--stats", stats, "--ranks", "vbmf=0.7", "--out", "plan.json")
+    common = ("compress", MODEL, "--weights", weights, "--stats", stats)
+    first = run_json(*common, "--plan", "plan.json", "--cache", "cache", "--out", "small")
+    again = run_json(*common, "--plan", "plan.json", "--cache", "cache", "--out", "again")
+    assert first["evaluation"] is None
+    assert first["report"]["rate"] == again["report"]["rate"] > 1
+    assert all(layer["cached"] for layer in again["report"]["layers"] if layer["ranks"])
+    one, other = (ts.load(folder, load_model(MODEL)).state_dict() for folder in ("small", "again"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_compress_without_data(run_json, weights: Path):
+    common = ("compress", MODEL, "--weights", weights, "--norm", "frobenius", "--method", "tucker2")
+    found = run_json(*common, "--ranks", "vbmf=0.8", "--out", "small")
+    assert found["evaluation"] is None
+    assert found["report"]["before"]["macs"] is None
+
+
+def test_fisher_is_gathered_where_the_norm_needs_it(run_json, weights: Path):
+    found = run_json(
+        *("compress", MODEL, "--weights", weights, "--data", DATA, "--norm", "fisher", "--method", "tucker2"),
+        *("--ranks", "vbmf=0.8", "--layers", "spatial", "--no-evaluate", "--out", "small"),
+    )
+    assert {layer["norm"] for layer in found["report"]["layers"] if layer["ranks"]} == {"fisher"}
+
+
+def test_existing_output_is_kept_without_force(run, stats: Path, weights: Path, place: Path):
+    common = ("compress", MODEL, "--weights", weights, "--stats", stats, "--method", "svd", "--out", "small")
+    run(*common, "--budget", "params=0.6")
+    before = (place / "small/report.json").read_text()
+    assert "--force" in run(*common, "--budget", "params=0.5", code=1).stderr
+    assert (place / "small/report.json").read_text() == before
+    run(*common, "--budget", "params=0.5", "--force")
+    assert files(place / "small") == OUTPUT
+    assert (place / "small/report.json").read_text() != before
+    # What is refused is refused before any work.
+    refused = run("compress", MODEL, "--stats", "nowhere", "--budget", "params=0.5", "--out", stats, "--force", code=1)
+    assert "something else" in refused.stderr
+
+
+def test_a_failure_leaves_nothing_behind(run, stats: Path, weights: Path, place: Path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    before = files(place)
+    monkeypatch.setattr("tensigma.cli.compress.write_report", full)
+    common = ("compress", MODEL, "--weights", weights, "--stats", stats, "--budget", "params=0.6", "--method", "svd")
+    assert "No space left" in run(*common, "--out", "small", code=1).stderr
+    assert files(place) == before
+
+
+def test_evaluate_beside_the_original(run, run_json, stats: Path, weights: Path):
+    run("compress", MODEL, "--weights", weights, "--stats", stats, "--ranks", "energy=0.999", "--out", "small")
+    common = ("evaluate", MODEL, "--weights", weights, "--data", DATA)
+    found = run_json(*common, "--compressed", "small", "--latency", "--rounds", 3)
+    assert found["samples"] == 96
+    assert found["agreement"] > 0.5
+    assert found["speedup"] > 0
+    alone = run_json(*common, "--max-samples", 20)
+    assert alone["samples"] == 20
+    assert alone["original"] is None
+    assert alone["top1"] == pytest.approx(round(alone["top1"] * 20) / 20)
+    assert "agreement" in run(*common, "--compressed", "small").stdout
+    # Without the original's weights there is nothing to agree with.
+    unknown = run_json("evaluate", MODEL, "--data", DATA, "--compressed", "small")
+    assert unknown["agreement"] is None
+    assert unknown["top1"] == found["top1"]
+
+
+def test_report_is_written_again(run, run_json, stats: Path, weights: Path, place: Path):
+    run("compress", MODEL, "--weights", weights, "--stats", stats, "--ranks", "energy=0.99", "--out", "small")
+    assert "conv3" in run("report", "small").stdout
+    run("report", "small", "--out", "page.html")
+    assert (place / "page.html").read_text() == (place / "small/report.html").read_text()
+    assert "--force" in run("report", "small/report.json", "--out", "page.html", code=1).stderr
+    assert run_json("report", "small/report.json", "--out", "page.html", "--force")["report"]["rate"] > 1

@@ -1,0 +1,159 @@
+"""Bad input: one clear message, an exit code that is not 0, nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from support_cli import DATA, MODEL, files
+
+COMPRESS = ("compress", MODEL, "--data", DATA, "--budget", "params=0.5", "--out", "small")
+
+
+def one_message(stderr: str) -> str:
+    """The message of a failure, which must be one line."""
+    (line,) = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert stderr.splitlines()[-1] == line
+    return line
+
+
+def test_a_checkpoint_that_is_no_state_dict(run, place: Path):
+    torch.save([1, 2, 3], place / "list.pth")
+    assert "not a state dict" in one_message(run(*COMPRESS, "--weights", "list.pth", code=1).stderr)
+    (place / "broken.safetensors").write_bytes(b"not at all")
+    assert "safetensors" in one_message(run(*COMPRESS, "--weights", "broken.safetensors", code=1).stderr)
+    assert "no such file" in one_message(run(*COMPRESS, "--weights", "absent.pth", code=1).stderr)
+    assert not Path("small").exists()
+
+
+def test_keys_that_do_not_match(run, weights: Path):
+    arguments = ("compress", "zoo:resnet20-cifar", "--weights", weights, *COMPRESS[2:])
+    assert "missing" in one_message(run(*arguments, code=1).stderr)
+    arguments = ("compress", "zoo:digits-cnn?width=8", "--weights", weights, *COMPRESS[2:])
+    assert "another shape" in one_message(run(*arguments, code=1).stderr)
+
+
+@pytest.fixture
+def folder(place: Path) -> str:
+    """Three images in a folder, of which one is none."""
+    for index in range(3):
+        (place / "photos" / "a").mkdir(parents=True, exist_ok=True)
+        Image.new("L", (12, 12), index * 80).save(place / "photos" / "a" / f"{index}.png")
+    (place / "photos" / "a" / "1.png").write_bytes(b"not a picture")
+    (place / "net.py").write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU(),"
+        " nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4))\n"
+    )
+    return "imagefolder:photos?size=12"
+
+
+def test_an_unreadable_image(run, folder: str, place: Path):
+    before = files(place)
+    common = ("compress", "net.py:build", "--budget", "params=0.8", "--method", "svd", "--out", "small")
+    message = one_message(run(*common, "--data", folder, code=1).stderr)
+    assert "1.png" in message
+    assert "unreadable=skip" in message
+    assert {file for file in files(place) if "__pycache__" not in file} == before
+    skipped = run(*common, "--data", f"{folder}&unreadable=skip")
+    assert "warning: " in skipped.stderr
+    assert "1.png" in skipped.stderr
+    assert Path("small/report.html").exists()
+
+
+def test_no_compressible_layer(run, place: Path):
+    (place / "net.py").write_text(
+        "from torch import nn\n"
+        "def pool():\n    return nn.Sequential(nn.AvgPool2d(8), nn.Flatten())\n"
+        "def depthwise():\n    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, groups=4), nn.Flatten())\n"
+    )
+    for factory in ("pool", "depthwise"):
+        arguments = ("compress", f"net.py:{factory}", *COMPRESS[2:])
+        assert " no " in one_message(run(*arguments, code=1).stderr)
+    assert "no convolution" in one_message(run("inspect", "net.py:pool", code=1).stderr)
+    assert not Path("small").exists()
+
+
+def test_an_impossible_budget(run, stats: Path, weights: Path):
+    common = ("compress", MODEL, "--weights", weights, "--stats", stats, "--out", "small")
+    message = one_message(run(*common, "--budget", "params=0.001", code=1).stderr)
+    assert "0.001" in message
+    assert not Path("small").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(("--budget", "params=2"), "(0, 1]", id="share-above-1"),
+        pytest.param(("--budget", "half"), "params=0.5", id="no-name"),
+        pytest.param(("--budget", "params=much"), "no number", id="no-number"),
+        pytest.param(("--ranks", "vbmf=-1"), "alpha", id="negative-alpha"),
+        pytest.param(("--ranks", "cp=3"), "vbmf=ALPHA", id="unknown-rule"),
+        pytest.param(("--budget", "params=0.5", "--method", "tucker"), "tucker2", id="unknown-method"),
+        pytest.param(("--budget", "params=0.5", "--norm", "l2"), "frobenius", id="unknown-norm"),
+        pytest.param(("--budget", "params=0.5", "--ranks", "vbmf=1"), "exactly one", id="both"),
+        pytest.param((), "exactly one", id="neither"),
+        pytest.param(("--budget", "params=0.5", "--device", "abacus"), "device", id="device"),
+        pytest.param(("--budget", "params=0.5", "--quiet", "--verbose"), "contradict", id="quiet-and-verbose"),
+        pytest.param(("--budget", "params=0.5", "--threads", "0"), "threads", id="no-threads"),
+        pytest.param(("--budget", "params=0.5", "--colour", "red"), "--colour", id="unknown-option"),
+    ],
+)
+def test_a_wrong_command_line(run, arguments: tuple[str, ...], words: str, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    result = run("compress", MODEL, "--data", DATA, "--out", "small", *arguments, code=2)
+    assert words in result.stderr
+    assert not result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(("inspect", "zoo:digit-cnn"), "digits-cnn", id="unknown-model"),
+        pytest.param(("inspect", "resnet18"), "SCHEME:NAME", id="no-scheme"),
+        pytest.param(("inspect", "absent.py:build"), "no such file", id="no-file"),
+        pytest.param((*COMPRESS[:3], "digit:", *COMPRESS[4:]), "digits:", id="unknown-data"),
+        pytest.param((*COMPRESS[:3], "digits:?size=x", *COMPRESS[4:]), "whole number", id="bad-option"),
+        pytest.param((*COMPRESS[:3], "npz:absent.npz", *COMPRESS[4:]), "absent.npz", id="no-data-file"),
+        pytest.param((*COMPRESS, "--layers", "conv9"), "conv9", id="unknown-layer"),
+        pytest.param((*COMPRESS[:2], *COMPRESS[4:]), "--data", id="no-data-at-all"),
+        pytest.param((*COMPRESS, "--stats", "absent"), "absent", id="no-stats"),
+        pytest.param((*COMPRESS[:4], "--plan", "absent.json", "--out", "small"), "absent.json", id="no-plan"),
+        pytest.param(("calibrate", MODEL, "--out", "stats"), "--data", id="calibrate-without-data"),
+        pytest.param(("calibrate", "zoo:resnet20-cifar", "--data", DATA, "--out", "stats"), "batch 0", id="rejected"),
+        pytest.param(("stats", "show", "absent"), "not a folder", id="no-store"),
+        pytest.param(("report", "absent.json"), "absent.json", id="no-report"),
+        pytest.param(("evaluate", MODEL, "--data", DATA, "--compressed", "absent"), "absent", id="no-archive"),
+    ],
+)
+def test_what_is_not_there(run, arguments: tuple[str, ...], words: str, place: Path):
+    assert words in one_message(run(*arguments, code=1).stderr)
+    assert files(place) == set()
+
+
+def test_files_of_another_kind(run, stats: Path, weights: Path, place: Path):
+    (place / "plan.json").write_text('{"format": "recipe"}')
+    (place / "list.json").write_text("[]")
+    common = ("compress", MODEL, "--weights", weights, "--stats", stats, "--out", "small")
+    assert "not a plan" in one_message(run(*common, "--plan", "plan.json", code=1).stderr)
+    for file in ("plan.json", "list.json", "weights.safetensors"):
+        assert "report" in one_message(run("report", file, code=1).stderr)
+    wide = ("compress", "zoo:digits-cnn?width=8", "--stats", stats, "--budget", "params=0.5", "--out", "small")
+    assert "architecture" in one_message(run(*wide, code=1).stderr)
+    assert "folder" in one_message(run(*common[:-1], "weights.safetensors", "--budget", "params=0.5", code=1).stderr)
+    below = run(*common[:-1], "weights.safetensors/small", "--budget", "params=0.5", code=1)
+    assert "not a folder" in one_message(below.stderr)
+
+
+def test_a_fault_shows_its_traceback_only_when_asked(run, monkeypatch):
+    def broken(model):
+        raise RuntimeError("a gear is missing")
+
+    monkeypatch.setattr("tensigma.cli.inspect.find_layers", broken)
+    result = run("inspect", MODEL, code=1)
+    assert "RuntimeError: a gear is missing" in one_message(result.stderr)
+    assert "Traceback" in run("inspect", MODEL, "--verbose", code=1).stderr
