@@ -17,7 +17,7 @@ from tensigma.pipeline import Evaluation, Latency, LayerReport, Report, Size
 from tensigma.report import Run, render_report, write_report
 from tensigma.report.charts import line_chart
 
-VOID = {"meta", "link", "rect", "line", "circle", "polyline", "br"}
+VOID = {"meta", "link"}
 
 
 class Elements(HTMLParser):
@@ -179,7 +179,7 @@ def test_chart_keeps_to_its_frame():
             assert chart.top <= mark.y <= chart.height - chart.bottom
     ordered = [mark.y for mark in chart.series[0].marks]
     assert ordered == sorted(ordered)  # higher values are further up
-    assert [tick.label for tick in chart.y_ticks][0] in ("0%", "10%")
+    assert chart.y_ticks[0].label == "0%"
     assert chart.x_ticks
 
 

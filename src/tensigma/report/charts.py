@@ -67,8 +67,9 @@ def line_chart(runs: Sequence[Run], original: float | None) -> LineChart | None:
     reference = (original if what == "top1" else 1.0) or None
     low_x, high_x = min(run.rate for run, _ in values), max(run.rate for run, _ in values)
     low_x, high_x = low_x / 1.12, high_x * 1.12
-    low_y = math.floor(10 * min(value for _, value in values)) / 10
-    low_y = min(low_y, 0.9)
+    # A whole number of steps below 1, so that the lowest line of the grid is the edge of the frame.
+    lowest = min(value for _, value in values)
+    low_y = min(0.9, math.floor(10 * lowest) / 10 if lowest > 0.5 else math.floor(5 * lowest) / 5)
 
     def x(rate: float) -> float:
         share = math.log(rate / low_x) / math.log(high_x / low_x)
