@@ -39,6 +39,7 @@ lint: $(VENV)/.dev ## style, types, and the direction of imports
 
 bench: $(VENV)/.dev ## speed and memory beside peers, as ratios within one run
 	$(BIN)/python benchmarks/solvers.py
+	$(BIN)/python benchmarks/calibration.py
 
 docs: $(VENV)/.dev ## build the documentation, strictly
 	$(BIN)/mkdocs build --strict
