@@ -27,8 +27,8 @@ def test_the_gain_is_visible(run_json, short, place: Path):
     runs = {run["series"]: run for run in found["runs"]}
     assert found["original"]["top1"] > 0.9
     assert runs["Σ (paper)"]["top1"] > runs["Frobenius"]["top1"] + 0.05
-    assert runs["default"]["top1"] >= runs["Σ (paper)"]["top1"]
-    assert runs["default"]["params"] <= runs["Frobenius"]["params"]
+    assert runs["Tensigma default"]["top1"] >= runs["Σ (paper)"]["top1"]
+    assert runs["Tensigma default"]["params"] <= runs["Frobenius"]["params"]
     out = place / "demo-output"
     assert {"demo.json", "report.html", "compressed", "digits-cnn-0.safetensors"} <= files(out)
     small = ts.load(out / "compressed", load_model("zoo:digits-cnn"))

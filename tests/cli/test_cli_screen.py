@@ -34,6 +34,7 @@ def test_version_and_help(run):
 def test_every_command_has_a_manual(run, command: str):
     manual = run(*command.split(), "--help").stdout
     assert "Example" in manual
+    assert "Exit codes: 0 done" in manual
     assert f"tensigma {command}" in manual
     for option in ("--json", "--quiet", "--verbose", "--threads"):
         assert option in manual

@@ -8,6 +8,7 @@ import typer
 
 import tensigma
 from tensigma.cli.calibrate import calibrate
+from tensigma.cli.command import EXIT_CODES
 from tensigma.cli.compress import compress
 from tensigma.cli.demo import demo
 from tensigma.cli.evaluate import evaluate
@@ -73,11 +74,6 @@ def tensigma_(
     """
 
 
-app.command()(inspect)
-app.command()(calibrate)
+for command in (inspect, calibrate, plan, compress, evaluate, report, demo):
+    app.command(epilog=EXIT_CODES)(command)
 app.add_typer(stats, name="stats")
-app.command()(plan)
-app.command()(compress)
-app.command()(evaluate)
-app.command()(report)
-app.command()(demo)

@@ -15,6 +15,7 @@ import typer
 from tensigma.cli.screen import Screen
 from tensigma.errors import TensigmaError
 
+EXIT_CODES = "Exit codes: 0 done; 1 it could not be done; 2 the command line is wrong; 130 interrupted."
 _PANEL = "Output and resources"
 _Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on stdout.", rich_help_panel=_PANEL)

@@ -10,7 +10,7 @@ import typer
 
 from tensigma.calibration import Calibration, distance
 from tensigma.cli.calibrate import layer_facts
-from tensigma.cli.command import command
+from tensigma.cli.command import EXIT_CODES, command
 from tensigma.cli.options import Force
 from tensigma.cli.outputs import CALIBRATION, check_folder
 from tensigma.cli.screen import Screen
@@ -31,7 +31,7 @@ Second = Annotated[Path, typer.Argument(metavar="OTHER", show_default=False, hel
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder for the merged statistics.")]
 
 
-@stats.command()
+@stats.command(epilog=EXIT_CODES)
 @command
 def show(screen: Screen, folder: Folder) -> None:
     """Show what statistics hold, layer by layer.
@@ -69,7 +69,7 @@ def show(screen: Screen, folder: Folder) -> None:
     screen.result("stats show", data, Columns(["layer", ">width", ">rows", ">samples", "input", "remarks"], rows))
 
 
-@stats.command()
+@stats.command(epilog=EXIT_CODES)
 @command
 def merge(screen: Screen, folders: Folders, out: Out, force: Force = False) -> None:
     """Merge statistics of one model, as if all images had been seen in one run.
@@ -98,7 +98,7 @@ def merge(screen: Screen, folders: Folders, out: Out, force: Force = False) -> N
     screen.result("stats merge", data, Columns(["merged", ""], rows))
 
 
-@stats.command()
+@stats.command(epilog=EXIT_CODES)
 @command
 def compare(screen: Screen, folder: Folder, other: Second) -> None:
     """Tell how far apart two data sets look to a model.

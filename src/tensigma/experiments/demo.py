@@ -34,7 +34,7 @@ ALPHAS = (0.6, 0.7, 0.8, 0.9)
 
 #: Name of each way, and the norm it minimises.
 NORMS = {"Frobenius": "frobenius", "Σ (paper)": "sigma", "Σ centred": "centred"}
-DEFAULT = "default"
+DEFAULT = "Tensigma default"
 
 _EPOCHS = 8
 _BATCH = 64
