@@ -191,5 +191,9 @@ class Result:
             "evaluation": None if self.evaluation is None else self.evaluation.to_json(),
             "plan": plan_facts(self.plan),
         }
-        screen.result("compress", data, report_table(self.report), summary_table(self.report, self.evaluation), "")
+        layers = report_table(self.report, dense=screen.verbose)
+        screen.result("compress", data, layers, summary_table(self.report, self.evaluation))
+        n_dense = len(self.report.layers) - len(self.report.compressed)
+        if n_dense and not screen.verbose:
+            screen.note(f"{n_dense} of {len(self.report.layers)} layers stay as they are; tensigma report {out} tells why")
         screen.note(f"compressed in {duration(self.report.seconds)}; written to {out}")

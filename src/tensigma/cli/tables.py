@@ -78,10 +78,10 @@ def plan_table(plan: Plan) -> Columns:
     return Columns(["layer", "format", ">parameters", ">MACs", ">expected error", "why dense"], rows, n_totals=1)
 
 
-def report_table(report: Report) -> Columns:
-    """What became of every layer."""
+def report_table(report: Report, *, dense: bool = True) -> Columns:
+    """What became of every layer, or without ``dense`` of those that were compressed."""
     rows = []
-    for layer in report.layers:
+    for layer in report.layers if dense else report.compressed:
         changed = layer.ranks is not None
         rows.append(
             [
@@ -91,10 +91,11 @@ def report_table(report: Report) -> Columns:
                 change(short(layer.before.macs), short(layer.after.macs), changed),
                 error(layer.error),
                 "cached" if layer.cached else f"{layer.seconds:.2f}" if changed else "",
-                layer.reason or "",
+                *([layer.reason or ""] if dense else []),
             ]
         )
-    return Columns(["layer", "format", ">parameters", ">MACs", ">error", ">seconds", "why dense"], rows)
+    header = ["layer", "format", ">parameters", ">MACs", ">error", ">seconds", *(["why dense"] if dense else [])]
+    return Columns(header, rows)
 
 
 def summary_table(report: Report, evaluation: Evaluation | None) -> Columns:
