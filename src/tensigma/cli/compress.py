@@ -195,5 +195,7 @@ class Result:
         screen.result("compress", data, layers, summary_table(self.report, self.evaluation))
         n_dense = len(self.report.layers) - len(self.report.compressed)
         if n_dense and not screen.verbose:
-            screen.note(f"{n_dense} of {len(self.report.layers)} layers stay as they are; tensigma report {out} tells why")
+            screen.note(
+                f"{n_dense} of {len(self.report.layers)} layers stay as they are; tensigma report {out} tells why"
+            )
         screen.note(f"compressed in {duration(self.report.seconds)}; written to {out}")
