@@ -183,7 +183,7 @@ def table(results: dict[str, Any]) -> str:
         cells = results["studies"].get(name, {})
         if "original" not in cells:
             continue
-        lines += ["", f"## {name}: {100 * cells['original']['top1']:.1f} % before compression", ""]
+        lines += [f"\n## {name}: {100 * cells['original']['top1']:.1f} % before compression", ""]
         columns: dict[str, list[tuple[str, str]]] = {
             "tucker2": [("tucker2", norm) for norm in TUCKER2_NORMS],
             "cp": [("deflation", "sigma"), *(("cp", norm) for norm in CP_NORMS)],

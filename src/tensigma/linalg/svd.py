@@ -13,7 +13,7 @@ from torch import Tensor
 from tensigma.linalg.factors import SVDFactors
 from tensigma.linalg.fit import Fit
 from tensigma.linalg.metric import Metric
-from tensigma.linalg.problem import check_kernel, check_rank
+from tensigma.linalg.problem import check_kernel, check_rank, psd_cholesky
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,26 @@ def _unchanged(kernel: Tensor) -> SVDFactors:
 
 
 def output_basis(matrix: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, descending, and eigenvectors of M (Σ + εI) Mᵀ, in float64.
+    """Eigenvalues, descending, and eigenvectors of M (Σ + εI) Mᵀ, (t, min(t, d)), in float64.
 
     The sum of the eigenvalues beyond the first r is the squared error of the best rank-r approximation: one
     decomposition serves every rank. ε orders the directions that Σ does not see by their weight.
     """
+    t, d = matrix.shape
+    if t > d:
+        return _tall_basis(matrix, metric)
     moment = metric.outputs(matrix).double()
     if metric.epsilon:
         moment = moment + metric.epsilon * (matrix @ matrix.T).double()
     values, vectors = torch.linalg.eigh(moment)
     return values.flip(0).clamp_min(0), vectors.flip(1)
+
+
+def _tall_basis(matrix: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
+    """The same by way of the smaller d × d problem: with Σ + εI = L Lᵀ, the eigenvectors of (M L)ᵀ(M L), times M L."""
+    gram = metric.dense().to(matrix.device, torch.float64)
+    lower = psd_cholesky(gram + metric.epsilon * torch.eye(len(gram)).to(gram))
+    half = matrix.double() @ lower
+    values, vectors = torch.linalg.eigh(half.T @ half)
+    # QR instead of a division by singular values: columns of no energy become any orthonormal ones.
+    return values.flip(0).clamp_min(0), torch.linalg.qr(half @ vectors.flip(1))[0]
