@@ -42,7 +42,7 @@ bench: $(VENV)/.dev ## speed and memory beside peers, as ratios within one run
 	$(BIN)/python benchmarks/calibration.py
 
 docs: $(VENV)/.dev ## build the documentation, strictly
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 clean: ## remove the virtual environment and everything generated
 	rm -rf $(VENV) site demo-output .pytest_cache .mypy_cache .ruff_cache
