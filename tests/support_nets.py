@@ -13,9 +13,7 @@ class SmallNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 12, 3, padding=1)
-        self.block = nn.Sequential(
-            nn.Conv2d(12, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()
-        )
+        self.block = nn.Sequential(nn.Conv2d(12, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
         self.grouped = nn.Conv2d(16, 16, 3, padding=1, groups=2)
         self.depthwise = nn.Conv2d(16, 16, 3, padding=1, groups=16)
         self.pointwise = nn.Conv2d(16, 20, 1)

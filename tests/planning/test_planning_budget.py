@@ -127,3 +127,13 @@ def test_an_impossible_budget_names_what_can_be_reached(stats: ts.Calibration, b
 def test_budgets_check_themselves(share: Any) -> None:
     with pytest.raises(InputError, match="may remain lies in"):
         ts.Params(share)
+
+
+def test_planning_tells_how_far_it_is(stats: ts.Calibration) -> None:
+    seen: list[Any] = []
+    plan = ts.plan(small_net(), stats, budget=ts.Params(0.5), progress=seen.append)
+    candidates = [name for name, entry in plan.items() if entry.reason in (None, "the budget is best kept without it")]
+    assert [state.layer for state in seen] == candidates
+    assert [state.done for state in seen] == list(range(1, len(seen) + 1))
+    assert seen[-1].work == pytest.approx(1.0)
+    assert seen[-1].remaining == pytest.approx(0.0, abs=1e-6)

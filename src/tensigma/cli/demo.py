@@ -73,8 +73,8 @@ def demo(screen: Screen, out: Out = Path("demo-output"), cache: Cache = None, se
     stats = run_calibration(screen, network, train_data)
     original = evaluate(network, test_data)
     trials = []
-    screen.note("planning")
-    front = find_front(network, stats)
+    with screen.progress("planning") as progress:
+        front = find_front(network, stats, progress=progress)
     with screen.progress("compressing") as progress:
         begin = time.perf_counter()
         for trial in compare(network, stats, test_data, front):

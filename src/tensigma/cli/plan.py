@@ -144,18 +144,19 @@ def plan_as_asked(
     seed: int,
 ) -> Plan:
     """The plan that the options of a command line ask for."""
-    screen.note("planning")
-    return make_plan(
-        model,
-        stats,
-        budget=budget,
-        ranks=ranks,
-        method=method,
-        norm=norm,
-        layers=which_layers(layers),
-        skip=which_skipped(skip),
-        options={"seed": seed},
-    )
+    with screen.progress("planning") as progress:
+        return make_plan(
+            model,
+            stats,
+            budget=budget,
+            ranks=ranks,
+            method=method,
+            norm=norm,
+            layers=which_layers(layers),
+            skip=which_skipped(skip),
+            options={"seed": seed},
+            progress=progress,
+        )
 
 
 def plan_facts(made: Plan) -> dict[str, Any]:

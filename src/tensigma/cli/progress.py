@@ -14,6 +14,7 @@ from rich.text import Text
 
 from tensigma.calibration import Progress as CalibrationProgress
 from tensigma.pipeline import CompressionProgress, EvaluationProgress
+from tensigma.planning import PlanningProgress
 
 # Seconds between lines at first and at most: often enough to see that it lives, rarely enough for a log.
 _FIRST, _MOST = 2.0, 30.0
@@ -51,6 +52,12 @@ def _(state: CompressionProgress, seconds: float) -> Step:
     error = "" if state.error is None else f", error {state.error:.3f}"
     source = " (cached)" if state.cached else ""
     text = f"layer {state.done} of {state.total}, {state.layer}{error}{source}"
+    return Step(done=state.work, total=1.0, text=text, remaining=state.remaining)
+
+
+@step_of.register
+def _(state: PlanningProgress, seconds: float) -> Step:
+    text = f"curves of layer {state.done} of {state.total}, {state.layer}"
     return Step(done=state.work, total=1.0, text=text, remaining=state.remaining)
 
 

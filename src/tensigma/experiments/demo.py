@@ -104,9 +104,9 @@ def train_once(weights: Path, data: Any, **options: Any) -> nn.Module:
     return model
 
 
-def find_front(model: nn.Module, stats: Calibration) -> Allocation:
+def find_front(model: nn.Module, stats: Calibration, *, progress: bool | Callable[[Any], None] = False) -> Allocation:
     """The curves by which the library shares out a budget, found once for all budgets."""
-    return plan(model, stats, budget=Params(0.5)).front()
+    return plan(model, stats, budget=Params(0.5), progress=progress).front()
 
 
 def compare(

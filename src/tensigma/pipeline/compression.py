@@ -55,7 +55,8 @@ def compress(
         data: Batches to calibrate with where a plan comes without ``stats``.
         progress: True for lines in the log, or a function that is called with a
             :class:`~tensigma.pipeline.CompressionProgress` after each layer (and, while calibrating, with a
-            :class:`~tensigma.calibration.Progress` after each batch).
+            :class:`~tensigma.calibration.Progress` after each batch, while planning with a
+            :class:`~tensigma.planning.PlanningProgress`).
         cache: A folder of solutions. What is found there is not solved again, so a killed run resumes.
         workers: How many small layers are solved side by side; as many as torch has threads by default.
 
@@ -132,6 +133,7 @@ def compress_(
             layers=layers,
             skip=skip,
             overrides=overrides,
+            progress=progress,
         )
     modules = {layer.name: layer.module for layer in find_layers(model)}
     jobs = [Job(entry, modules[entry.name], _layer_stats(entry, stats)) for entry in carried.compressed]

@@ -6,6 +6,7 @@ from tensigma.planning.methods import METHODS, Method, method_of
 from tensigma.planning.norms import NORMS, Norm, norm_of
 from tensigma.planning.planner import plan
 from tensigma.planning.plans import Plan
+from tensigma.planning.progress import PlanningProgress
 from tensigma.planning.ranks import VBMF, Energy, RankRule, Ranks
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Norm",
     "Params",
     "Plan",
+    "PlanningProgress",
     "RankRule",
     "Ranks",
     "method_of",

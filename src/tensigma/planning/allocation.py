@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tensigma.errors import InputError
@@ -13,6 +14,7 @@ from tensigma.planning.entry import Entry
 from tensigma.planning.front import Front
 from tensigma.planning.methods import Method, RankTuple
 from tensigma.planning.plans import Plan
+from tensigma.planning.progress import PlanningProgress
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,20 @@ class Allocation:
     (True, TradeOff(share=1.0, error=0.0))
     """
 
-    def __init__(self, drafts: Sequence[Entry | Candidate], *, n_params: int) -> None:
+    def __init__(
+        self,
+        drafts: Sequence[Entry | Candidate],
+        *,
+        n_params: int,
+        report: Callable[[PlanningProgress], None] = lambda state: None,
+    ) -> None:
         self._drafts = list(drafts)
         self.n_params = n_params
         self._sized = all(draft.input_size is not None for draft in drafts if isinstance(draft, Candidate))
         #: Layer name → everything that may become of it.
-        self.curves: Mapping[str, list[Option]] = {
-            draft.name: curve(draft) for draft in drafts if isinstance(draft, Candidate)
-        }
+        self.curves: Mapping[str, list[Option]] = _curves(
+            [draft for draft in drafts if isinstance(draft, Candidate)], report
+        )
 
     def plan(self, budget: Budget) -> Plan:
         """The plan for this budget. Nothing is computed that was not before, so it takes milliseconds."""
@@ -73,6 +81,18 @@ class Allocation:
             return total, sum(entry.after.macs for entry in entries)
         saved = sum(entry.before.params - entry.after.params for entry in entries)
         return self.n_params, self.n_params - dense - saved
+
+
+def _curves(layers: Sequence[Candidate], report: Callable[[PlanningProgress], None]) -> dict[str, list[Option]]:
+    start = time.perf_counter()
+    # Products with the gram make up most of the work; layers differ a thousandfold.
+    work = [layer.geometry.n_weights * layer.geometry.patch_size for layer in layers]
+    curves: dict[str, list[Option]] = {}
+    for done, layer in enumerate(layers, start=1):
+        curves[layer.name] = curve(layer)
+        seconds, share = time.perf_counter() - start, sum(work[:done]) / sum(work)
+        report(PlanningProgress(layer=layer.name, done=done, total=len(layers), work=share, seconds=seconds))
+    return curves
 
 
 def entry(

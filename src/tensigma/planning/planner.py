@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from tensigma.planning.methods import METHODS, Method, choices_of, method_of
 from tensigma.planning.norms import Norm, norm_of
 from tensigma.planning.patterns import matches, select
 from tensigma.planning.plans import Plan
+from tensigma.planning.progress import reporter
 from tensigma.planning.ranks import RankRule, Ranks, check_given
 
 Saving = Literal["params", "macs", "none"]
@@ -39,6 +40,7 @@ def plan(
     options: Mapping[str, Any] | None = None,
     saving: Saving | None = None,
     data: Any = None,
+    progress: bool | Callable[[Any], None] = False,
 ) -> Plan:
     """Decide which layers of ``model`` are compressed, in which format and with which ranks. Nothing is solved.
 
@@ -59,6 +61,8 @@ def plan(
         saving: A layer that would not get smaller in ``"params"`` or ``"macs"`` stays dense; ``"none"`` lets it
             grow. By default MACs under ``Macs``, otherwise parameters.
         data: Batches to calibrate with where ``stats`` is not given.
+        progress: True for lines in the log, or a function that is called with a
+            :class:`~tensigma.planning.PlanningProgress` after the curves of each layer, which a budget needs.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3))
     >>> from tensigma.planning import VBMF
@@ -102,7 +106,7 @@ def plan(
     drafts = [ruled.get(draft.name, draft) for draft in drafts]
     if budget is None:
         return Plan([draft for draft in drafts if isinstance(draft, Entry)], n_params=n_params)
-    return Allocation(drafts, n_params=n_params).plan(budget)
+    return Allocation(drafts, n_params=n_params, report=reporter(progress)).plan(budget)
 
 
 @dataclass(frozen=True)
