@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
+import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -200,6 +202,7 @@ def table(results: dict[str, Any]) -> str:
                 row += [_entry(cells.get(f"{m}/{alpha:g}/{norm}"), sigma) for m, norm in columns[method]]
                 lines.append("| " + " | ".join(row) + " |")
             lines.append("")
+        lines.pop()
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -227,7 +230,7 @@ def main() -> None:
     if arguments.data is None:
         raise InputError("--data names the folder of models and images, or --table FILE writes what is there already")
     results.update(seed=SEED, versions={name: version(name) for name in ("tensigma", "torch", "numpy")})
-    results["threads"] = torch.get_num_threads()
+    results["machine"] = {"processor": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads()}
     for name in arguments.only or STUDIES:
         for found in run(STUDIES[name], arguments.data, results["studies"].setdefault(name, {})):
             results["studies"][name] = found

@@ -43,7 +43,9 @@ def read_weights(file: str | Path) -> dict[str, Tensor]:
             "save model.state_dict() alone and give that file"
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise StoreError(f"{path}: not a readable PyTorch file ({error})") from error
+        # A KeyError from a damaged file carries a bare number, which tells nobody anything.
+        detail = "it is damaged or of another kind" if isinstance(error, KeyError) else str(error)
+        raise StoreError(f"{path}: not a readable PyTorch file ({detail})") from error
     state = _unwrap(content)
     if state is None:
         raise StoreError(f"{path}: holds {_describe(content)}, not a state dict; save model.state_dict()")
