@@ -16,7 +16,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import zip_longest
@@ -106,7 +106,7 @@ def hits(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> list[bool]:
         return [bool(hit) for x, y in batches for hit in model(x).argmax(1) == y]
 
 
-def run(study: Study, data: Path, found: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def run(study: Study, data: Path, found: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
     """Complete ``found`` (key → cell) cell by cell; yields it after each."""
     model = load_model(study.model, data / study.weights)
     cells = [cell for cell in study.cells() if cell.key not in found]
