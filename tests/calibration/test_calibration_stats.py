@@ -190,7 +190,7 @@ class TestStore:
         assert [path.name for path in tmp_path.iterdir()] == ["stats"]
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "letter.txt").write_text("dear")
-        with pytest.raises(StoreError, match="not a calibration store"):
+        with pytest.raises(StoreError, match="holds something else"):
             stats.save(tmp_path / "mine", force=True)
         assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
 

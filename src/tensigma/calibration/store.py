@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tensigma.errors import StoreError
+from tensigma.files import whole_folder
 
 FORMAT = "tensigma-calibration"
 VERSION = 1
@@ -35,33 +34,15 @@ def write_store(
     a complete store or none. An existing folder is kept unless ``force`` says otherwise, and one that is not a store is
     never touched.
     """
-    target = Path(path)
-    if target.exists() or target.is_symlink():
-        if not is_store(target):
-            raise StoreError(f"{target} exists and is not a calibration store; choose another folder")
-        if not force:
-            raise StoreError(f"{target} already holds a calibration store; pass force=True to replace it")
-    partial = target.parent / f".{target.name}.partial-{os.getpid()}"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(target)
-        partial.mkdir()
+    with whole_folder(Path(path), force=force, is_ours=is_store) as folder:
         entries: dict[str, Any] = {}
         for index, (name, tensors, fields) in enumerate(layers):
             # Layer names may differ only in case or hold any character; the number keeps their files apart.
             file = f"{index:04d}-{re.sub(r'[^A-Za-z0-9._-]', '_', name)[:80]}.safetensors"
-            save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, partial / file)
-            _sync(partial / file)
+            save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, folder / file)
             entries[name] = {"file": file, **fields}
         complete = {"format": FORMAT, "version": VERSION, **manifest, "layers": entries}
-        (partial / MANIFEST).write_text(json.dumps(complete, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        _sync(partial / MANIFEST)
-        _take_place(partial, target)
-    except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise StoreError(f"could not write the store {target}: {reason}; nothing was left there") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        (folder / MANIFEST).write_text(json.dumps(complete, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -101,43 +82,3 @@ def is_store(path: Path) -> bool:
         return json.loads((path / MANIFEST).read_text(encoding="utf-8")).get("format") == FORMAT
     except (OSError, ValueError, AttributeError):
         return False
-
-
-def _take_place(partial: Path, target: Path) -> None:
-    if not target.exists():
-        partial.rename(target)
-        return
-    # A folder cannot be replaced in one step; the old one waits beside it until the new one is in place.
-    old = target.parent / f".{target.name}.old-{os.getpid()}"
-    target.rename(old)
-    try:
-        partial.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _sweep(target: Path) -> None:
-    """Remove what killed processes left of earlier attempts at the same store."""
-    for leftover in target.parent.glob(f".{target.name}.partial-*"):
-        process = leftover.name.rpartition("-")[2]
-        if process.isdigit() and (int(process) == os.getpid() or not _is_alive(int(process))):
-            shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _is_alive(process: int) -> bool:
-    if sys.platform == "win32":
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _sync(file: Path) -> None:
-    with file.open("rb") as stream:
-        os.fsync(stream.fileno())

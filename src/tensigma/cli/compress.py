@@ -37,10 +37,10 @@ from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import plan_table, report_table, summary_table
 from tensigma.errors import MissingExtra
+from tensigma.files import whole_folder
 from tensigma.pipeline import Evaluation, Report, save
 from tensigma.pipeline import compress as carry_out
 from tensigma.pipeline import evaluate as measure
-from tensigma.pipeline.folder import whole_folder
 from tensigma.planning import Plan
 from tensigma.report import check_renderer, write_report
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from tensigma.errors import StoreError
+from tensigma.files import whole_file
 
 MODEL = "tensigma-model"
 CALIBRATION = "tensigma-calibration"
@@ -36,14 +37,9 @@ def check_file(target: Path, *, force: bool) -> None:
 
 def write_text(target: Path, text: str) -> None:
     """Write a file in one step."""
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    try:
+    with whole_file(target) as partial:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise StoreError(f"could not write {target}: {error.strerror or error}") from error
 
 
 def _check_parents(target: Path) -> None:

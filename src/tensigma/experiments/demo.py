@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from tensigma.calibration import Calibration
+from tensigma.files import whole_file
 from tensigma.pipeline import Evaluation, Report, compress, evaluate
 from tensigma.planning import VBMF, Params, Plan, plan
 from tensigma.planning.allocation import Allocation
@@ -97,10 +98,9 @@ def train_once(weights: Path, data: Any, **options: Any) -> nn.Module:
     if weights.is_file():
         return load_model(MODEL, weights)
     model = train(data, **options)
-    partial = weights.with_name(f".{weights.name}.partial-{os.getpid()}")
-    weights.parent.mkdir(parents=True, exist_ok=True)
-    save_file(model.state_dict(), partial)
-    partial.replace(weights)
+    with whole_file(weights) as partial:
+        weights.parent.mkdir(parents=True, exist_ok=True)
+        save_file(model.state_dict(), partial)
     return model
 
 

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from tensigma.calibration.architecture import first_difference
 from tensigma.errors import InputError, StoreError
+from tensigma.files import whole_folder
 from tensigma.layers import CPFormat, Format, Geometry, SVDFormat, Tucker2Format, empty_modules, from_modules, to_layer
-from tensigma.pipeline.folder import whole_folder
 from tensigma.pipeline.recognise import find_compressed, original_fingerprint, recognise
 
 FORMAT = "tensigma-model"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from tensigma.errors import InputError, StoreError
+from tensigma.files import whole_file
 from tensigma.layers import Cost, find_layers
 from tensigma.planning.entry import Entry
 from tensigma.planning.methods import Method, method_of
@@ -170,14 +171,8 @@ class Plan(Mapping[str, Entry]):
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; an existing plan is replaced in one step."""
-        target = Path(file)
-        partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-        try:
+        with whole_file(Path(file)) as partial:
             partial.write_text(json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-            partial.replace(target)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise StoreError(f"could not write the plan {target}: {error.strerror or error}") from error
 
     @classmethod
     def load(cls, file: str | os.PathLike[str]) -> Plan:

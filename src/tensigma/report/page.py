@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tensigma.errors import MissingExtra, StoreError
+from tensigma.errors import MissingExtra
+from tensigma.files import whole_file
 from tensigma.pipeline import Evaluation, LayerReport, Report
 from tensigma.report import numbers
 from tensigma.report.charts import line_chart
@@ -60,14 +61,8 @@ def write_report(
         title: The headline; by default the name of the model, where the report notes one.
     """
     page = render_report(report, evaluation=evaluation, comparison=comparison, title=title)
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    try:
+    with whole_file(Path(path)) as partial:
         partial.write_text(page, encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise StoreError(f"could not write the report {target}: {error.strerror or error}") from error
 
 
 def render_report(
