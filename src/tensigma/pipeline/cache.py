@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from tensigma.calibration import LayerStats
 from tensigma.errors import StoreError
-from tensigma.pipeline.solve import Solution, solve
 from tensigma.planning import Entry
+from tensigma.planning.solve import Solution, solve
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from tensigma.pipeline.jobs import Job
 from tensigma.pipeline.progress import reporter
 from tensigma.pipeline.report import LayerReport, Report, Size
 from tensigma.pipeline.sharing import run_shared
-from tensigma.pipeline.solve import Solution
 from tensigma.planning import Budget, Entry, Plan, RankRule, norm_of, plan
+from tensigma.planning.solve import Solution
 
 
 def compress(

@@ -15,8 +15,8 @@ from tensigma.calibration import LayerStats
 from tensigma.errors import TensigmaError
 from tensigma.pipeline.cache import Cache
 from tensigma.pipeline.progress import CompressionProgress, Reporter
-from tensigma.pipeline.solve import Solution, solve
 from tensigma.planning import Entry
+from tensigma.planning.solve import Solution, solve
 
 # Products of matrices up to this size gain little from more than one thread.
 _SMALL = 1024

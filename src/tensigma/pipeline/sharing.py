@@ -16,7 +16,7 @@ from tensigma.errors import TensigmaError
 from tensigma.pipeline.cache import Cache
 from tensigma.pipeline.jobs import Job, run_jobs
 from tensigma.pipeline.progress import Reporter
-from tensigma.pipeline.solve import Solution
+from tensigma.planning.solve import Solution
 
 
 def run_shared(

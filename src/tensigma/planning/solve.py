@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tensigma.calibration import LayerStats
 from tensigma.layers import empty_modules, kernels_of, to_modules
 from tensigma.linalg import Factors, Metric
-from tensigma.planning import Entry
+from tensigma.planning.entry import Entry
 from tensigma.planning.moments import gram_metrics, identity_metrics, means
 
 
