@@ -190,3 +190,16 @@ def vbmf_rank(matrix: Array) -> int:
     ]
     variance = min(trials, key=lambda trial: trial.fun).x
     return int(np.sum(gamma**2 > m * variance * x_bar))
+
+
+def binomial_bound(samples: int, agreed: int, confidence: float) -> float:
+    """The share at which ``agreed`` or more of ``samples`` have the probability 1 − confidence: summed and bisected."""
+
+    def at_least(share: float) -> float:
+        return sum(math.comb(samples, k) * share**k * (1 - share) ** (samples - k) for k in range(agreed, samples + 1))
+
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if at_least(middle) < 1 - confidence else (low, middle)
+    return low if agreed else 0.0

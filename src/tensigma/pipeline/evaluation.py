@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tensigma.calibration.batches import LABEL_KEYS, count_batches, input_of, iterate
-from tensigma.calibration.guard import borrowed, device_of
+from tensigma.calibration.batches import count_batches, input_of, iterate
+from tensigma.calibration.guard import borrowed
 from tensigma.errors import InputError, StoreError
+from tensigma.pipeline.certificate import Certificate, check_confidence
 from tensigma.pipeline.counting import size_of
 from tensigma.pipeline.latency import Latency, measure_latency
 from tensigma.pipeline.report import Size
+from tensigma.planning.answers import class_labels, scores_of
 from tensigma.planning.table import count, table
 
 FORMAT = "tensigma-evaluation"
@@ -48,6 +50,8 @@ class Evaluation:
     latency: Latency | None = None
     #: The same figures of the original, measured in the same run.
     original: Evaluation | None = None
+    #: What the agreement proves about other inputs; None without an original, or where it was not asked for.
+    certificate: Certificate | None = None
 
     @property
     def rate(self) -> float | None:
@@ -63,7 +67,12 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {"format": FORMAT, "version": VERSION, "rate": self.rate, "speedup": self.speedup, **asdict(self)}
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        own["size"] = asdict(self.size)
+        own["latency"] = None if self.latency is None else asdict(self.latency)
+        own["original"] = None if self.original is None else self.original.to_json()
+        own["certificate"] = None if self.certificate is None else self.certificate.to_json()
+        return {"format": FORMAT, "version": VERSION, "rate": self.rate, "speedup": self.speedup, **own}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evaluation:
@@ -71,11 +80,12 @@ class Evaluation:
         if data.get("format", FORMAT) != FORMAT or data.get("version", VERSION) != VERSION:
             raise StoreError(f"this is not an evaluation of version {VERSION}, written by Evaluation.to_json")
         try:
-            own = {field.name: data[field.name] for field in fields(cls)}
+            own = {field.name: data[field.name] for field in fields(cls) if field.name != "certificate"}
             own["size"] = Size(**own["size"])
             own["latency"] = own["latency"] and Latency(**own["latency"])
             own["original"] = own["original"] and cls.from_json(own["original"])
-            return cls(**own)
+            certified = data.get("certificate")
+            return cls(**own, certificate=certified and Certificate.from_json(certified))
         except (KeyError, TypeError) as error:
             raise StoreError(f"the evaluation is damaged: {error}") from None
 
@@ -91,7 +101,8 @@ class Evaluation:
             ["bytes", *(count(each.size.bytes) for each in columns)],
             ["latency", *(_milliseconds(each.latency) for each in columns)],
         ]
-        return table(header, [row for row in rows if set(row[1:]) != {"–"}])
+        figures = table(header, [row for row in rows if set(row[1:]) != {"–"}])
+        return figures if self.certificate is None else f"{figures}\n{self.certificate}"
 
 
 def evaluate(
@@ -104,6 +115,7 @@ def evaluate(
     rounds: int = 20,
     max_samples: int | None = None,
     input: str | int | None = None,
+    confidence: float | None = 0.95,
     progress: bool | Callable[[EvaluationProgress], None] = False,
 ) -> Evaluation:
     """Run ``model`` over ``data`` and count hits, agreement with ``original``, parameters, MACs, bytes and time.
@@ -117,6 +129,8 @@ def evaluate(
             ``latency_batch`` inputs.
         max_samples: Stop after this many.
         input: The entry or position of the model's input in a batch.
+        confidence: Of the certificate that agreement with ``original`` gives: a bound for inputs nobody has seen. It
+            holds only where ``data`` had no part in calibration or in any choice; None where that is not so.
         progress: True for lines in the log, or a function called with an :class:`EvaluationProgress` after each batch.
 
     >>> batches = [(torch.eye(6), torch.arange(6))]
@@ -124,6 +138,8 @@ def evaluate(
     >>> result.top1, result.agreement, result.samples
     (1.0, 1.0, 6)
     """
+    if confidence is not None:
+        check_confidence(confidence)
     models = [model] if original is None else [model, original]
     tallies = [_Tally() for _ in models]
     report = _reporter(progress)
@@ -131,7 +147,7 @@ def evaluate(
     samples = 0
     with torch.inference_mode(), borrowed(model), borrowed(original if original is not None else nn.Identity()):
         for index, batch in enumerate(iterate(data)):
-            x, labels = input_of(batch, input, index), _labels(batch)
+            x, labels = input_of(batch, input, index), class_labels(batch)
             if max_samples is not None:
                 x = x[: max_samples - samples]
                 labels = None if labels is None else labels[: len(x)]
@@ -140,7 +156,7 @@ def evaluate(
             if labels is not None and len(labels) != len(x):
                 raise InputError(f"batch {index} has {len(x)} inputs and {len(labels)} labels")
             first = x if first is None else first
-            scores = [_scores(each, x, index) for each in models]
+            scores = [scores_of(each, x, index) for each in models]
             for tally, own in zip(tallies, scores, strict=True):
                 tally.add(own, labels, scores[-1] if original is not None else None)
             samples += len(x)
@@ -157,7 +173,10 @@ def evaluate(
     ]
     if original is None:
         return found[0]
-    return Evaluation(**{**vars(found[0]), "original": found[1]})
+    certificate = None
+    if confidence is not None:
+        certificate = Certificate(samples=samples, agreed=tallies[0].agreed, confidence=confidence)
+    return replace(found[0], original=found[1], certificate=certificate)
 
 
 class _Tally:
@@ -192,33 +211,6 @@ class _Tally:
             size=size,
             latency=latency,
         )
-
-
-def _scores(model: nn.Module, x: Tensor, index: int) -> Tensor:
-    output = model(x.to(device_of(model) or x.device))
-    if isinstance(output, Mapping):
-        output = output.get("logits", next(iter(output.values()), None))
-    elif isinstance(output, tuple | list):
-        output = output[0]
-    output = getattr(output, "logits", output)
-    if not isinstance(output, Tensor) or output.dim() != 2:
-        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise InputError(f"batch {index}: evaluate needs scores of shape (batch, classes) from the model, got {shape}")
-    return output
-
-
-def _labels(batch: Any) -> Tensor | None:
-    """Class numbers of a batch, or None where it has none."""
-    found: Any = None
-    if isinstance(batch, Mapping):
-        found = next((batch[key] for key in LABEL_KEYS if key in batch), None)
-    elif isinstance(batch, tuple | list) and len(batch) > 1:
-        found = batch[1]
-    if found is not None and not isinstance(found, Tensor):
-        found = torch.as_tensor(found)
-    if found is None or found.dim() != 1 or found.is_floating_point():
-        return None
-    return found
 
 
 def _reporter(progress: bool | Callable[[EvaluationProgress], None]) -> Callable[[EvaluationProgress], None]:

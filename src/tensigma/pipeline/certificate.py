@@ -1,0 +1,80 @@
+"""What agreement on some inputs proves about all others like them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tensigma.errors import InputError, StoreError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """Agreement with the original as a bound that holds for inputs nobody has seen.
+
+    It holds where the samples are independent draws of the inputs that the model will meet, and where none of them had
+    a part in making the model: not in calibration, not in a search (:class:`tensigma.Drop`), not in the choice among
+    several results. Whoever looks at many and keeps the best needs fresh samples for its certificate.
+
+    >>> certificate = Certificate(samples=5000, agreed=4890)
+    >>> print(certificate)
+    agrees with the original on at least 97.3 % of inputs like these (95 % confidence, exact binomial, n = 5,000)
+    """
+
+    samples: int
+    agreed: int
+    #: How often, over repeated draws of the samples, the bound holds at least.
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (self.samples, self.agreed))
+        if not whole or not 0 <= self.agreed <= self.samples or self.samples < 1:
+            raise InputError(
+                f"agreement on {self.agreed!r} of {self.samples!r} samples came; give whole numbers, "
+                "at least one sample and at most as many agreements"
+            )
+        check_confidence(self.confidence)
+
+    @property
+    def bound(self) -> float:
+        """The share of inputs on which the models agree at least: the exact one-sided bound of Clopper and Pearson.
+
+        It is the share at which so many agreements or more would have had the probability 1 − confidence.
+        """
+        from scipy.stats import beta
+
+        if self.agreed == 0:
+            return 0.0
+        return float(beta.ppf(1 - self.confidence, self.agreed, self.samples - self.agreed + 1))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, the bound included."""
+        return {
+            "samples": self.samples,
+            "agreed": self.agreed,
+            "confidence": self.confidence,
+            "bound": self.bound,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Certificate:
+        """The inverse; the bound is computed again."""
+        try:
+            return cls(samples=data["samples"], agreed=data["agreed"], confidence=data["confidence"])
+        except (KeyError, TypeError, InputError) as error:
+            raise StoreError(f"the certificate is damaged: {error}") from None
+
+    def __str__(self) -> str:
+        # Rounded down, or the words would claim more than the bound.
+        share = int(1000 * self.bound) / 10
+        return (
+            f"agrees with the original on at least {share:.1f} % of inputs like these "
+            f"({100 * self.confidence:g} % confidence, exact binomial, n = {self.samples:,})"
+        )
+
+
+def check_confidence(confidence: Any) -> None:
+    """Refuse what is no probability strictly between 0 and 1."""
+    if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 < confidence < 1:
+        raise InputError(f"confidence lies between 0 and 1, such as 0.95, got {confidence!r}")
