@@ -11,6 +11,8 @@ from tensigma.planning.table import count, share, table
 
 FORMAT = "tensigma-report"
 VERSION = 1
+# Fields that the first reports did not have.
+_ADDED = ("front", "spectra")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,10 @@ class Report:
     #: Version of the library.
     library: str = ""
     notes: Mapping[str, Any] = field(default_factory=dict)
+    #: All budgets of the plan, as :func:`~tensigma.planning.frontdata.front_data` gives them; None where it knew none.
+    front: Mapping[str, Any] | None = None
+    #: Layer → how its error falls with its rank, as :func:`~tensigma.pipeline.spectra.spectra_data` gives it.
+    spectra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -97,7 +103,9 @@ class Report:
         if data.get("version") != VERSION:
             raise StoreError(f"the report has version {data.get('version')}; this library reads version {VERSION}")
         try:
-            own = {field.name: data[field.name] for field in fields(cls)}
+            # What later versions of the library added has a default, for reports from before.
+            known = [field.name for field in fields(cls)]
+            own = {name: data[name] for name in known if name in data or name not in _ADDED}
             own["before"], own["after"] = Size(**data["before"]), Size(**data["after"])
             own["layers"] = tuple(_layer(layer) for layer in data["layers"])
             return cls(**own)
