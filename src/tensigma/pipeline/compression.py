@@ -21,7 +21,9 @@ from tensigma.pipeline.jobs import Job
 from tensigma.pipeline.progress import reporter
 from tensigma.pipeline.report import LayerReport, Report, Size
 from tensigma.pipeline.sharing import run_shared
+from tensigma.pipeline.spectra import spectra_data
 from tensigma.planning import Budget, Entry, Plan, RankRule, norm_of, plan
+from tensigma.planning.frontdata import front_data
 from tensigma.planning.solve import Solution
 
 
@@ -148,6 +150,8 @@ def compress_(
         after=replace(size_of(model), macs=macs[1]),
         seconds=time.perf_counter() - start,
         library=version("tensigma"),
+        front=front_data(carried),
+        spectra=spectra_data(carried, modules, stats),
     )
 
 
