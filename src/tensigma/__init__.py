@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 from tensigma import linalg
 from tensigma.calibration import Calibration, LayerStats, calibrate
-from tensigma.pipeline import Evaluation, Report, compress, compress_, evaluate, load, save
+from tensigma.pipeline import Evaluation, FineTuning, Report, compress, compress_, evaluate, finetune, load, save
 from tensigma.planning import VBMF, Energy, Macs, Params, Plan, Ranks, plan
 from tensigma.report import write_report
 
@@ -13,6 +13,7 @@ __all__ = [
     "Calibration",
     "Energy",
     "Evaluation",
+    "FineTuning",
     "LayerStats",
     "Macs",
     "Params",
@@ -24,6 +25,7 @@ __all__ = [
     "compress",
     "compress_",
     "evaluate",
+    "finetune",
     "linalg",
     "load",
     "plan",

@@ -3,14 +3,18 @@
 from tensigma.pipeline.archive import load, save
 from tensigma.pipeline.compression import compress, compress_
 from tensigma.pipeline.evaluation import Evaluation, EvaluationProgress, evaluate
+from tensigma.pipeline.finetuning import finetune
 from tensigma.pipeline.latency import Latency
 from tensigma.pipeline.progress import CompressionProgress
 from tensigma.pipeline.report import LayerReport, Report, Size
+from tensigma.pipeline.tuning import FineTuning, FineTuningProgress
 
 __all__ = [
     "CompressionProgress",
     "Evaluation",
     "EvaluationProgress",
+    "FineTuning",
+    "FineTuningProgress",
     "Latency",
     "LayerReport",
     "Report",
@@ -18,6 +22,7 @@ __all__ = [
     "compress",
     "compress_",
     "evaluate",
+    "finetune",
     "load",
     "save",
 ]

@@ -1,0 +1,159 @@
+"""Batches for training, and samples of them kept apart for validation."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
+
+from tensigma.calibration.batches import input_of, is_one_shot, iterate
+from tensigma.errors import InputError
+from tensigma.pipeline.evaluation import class_labels
+
+Pair = tuple[Tensor, Tensor | None]
+
+
+class Pairs:
+    """Inputs and labels (None where there are none) of all batches, pass after pass."""
+
+    def __init__(self, batches: Any, key: str | int | None, name: str = "batches") -> None:
+        if is_one_shot(batches):
+            raise InputError(
+                f"{name} is a {type(batches).__name__}, which can be gone through once, and every epoch goes through"
+                " it; give a list, a DataLoader or another object whose iteration starts anew"
+            )
+        self.batches, self.key, self.name = batches, key, name
+
+    def __iter__(self) -> Iterator[Pair]:
+        empty = True
+        for index, batch in enumerate(iterate(self.batches)):
+            x, labels = input_of(batch, self.key, index), class_labels(batch)
+            if labels is not None and len(labels) != len(x):
+                raise InputError(f"{self.name}: batch {index} has {len(x)} inputs and {len(labels)} labels")
+            if len(x):
+                empty = False
+                yield x, labels
+        if empty:
+            raise InputError(f"no samples: the iterable given as {self.name} is empty")
+
+
+def hold_out(batches: Any, key: str | int | None, *, share: float, seed: int) -> tuple[Iterable[Pair], Iterable[Pair]]:
+    """Training and validation samples of ``batches``: of every ``1 / share`` in a row, a random one is held out.
+
+    The samples of a DataLoader are told apart by their place in its data set, so that it may shuffle; those of
+    anything else by their place in the pass, which must not change.
+
+    >>> training, validation = hold_out([torch.arange(6.0), torch.arange(6.0, 10)], None, share=0.2, seed=0)
+    >>> sorted(torch.cat([x for x, _ in training] + [x for x, _ in validation]).tolist()) == list(range(10))
+    True
+    >>> sum(len(x) for x, _ in validation)
+    2
+    """
+    if not 0 < share <= 0.5:
+        raise InputError(f"validation_share={share!r} came; give a share above 0 and up to 0.5, or validation=")
+    Pairs(batches, key)
+    if isinstance(batches, DataLoader) and _is_plain(batches):
+        n_samples = len(batches.dataset)  # type: ignore[arg-type]
+        held = list(itertools.takewhile(lambda position: position < n_samples, _positions(share, seed)))
+        kept = sorted(set(range(n_samples)) - set(held))
+        return Pairs(_subset(batches, kept), key), Pairs(_subset(batches, held, validation=True), key, "validation")
+    split = _Split(batches, key, share, seed)
+    return _Side(split, held=False), _Side(split, held=True)
+
+
+def mixed(batches: Iterable[Pair], count: int, generator: torch.Generator) -> Iterator[Pair]:
+    """The same samples, with those of every ``count`` batches in a row in random order."""
+    if count == 1:
+        yield from batches
+        return
+    rest = iter(batches)
+    while group := list(itertools.islice(rest, count)):
+        alike = len({(x.shape[1:], x.dtype, labels is None) for x, labels in group}) == 1
+        if not alike:
+            yield from group
+            continue
+        sizes = [len(x) for x, _ in group]
+        order = torch.randperm(sum(sizes), generator=generator)
+        inputs = torch.cat([x for x, _ in group])
+        labels = None if group[0][1] is None else torch.cat([own for _, own in group if own is not None])
+        for chosen in order.split(sizes):
+            yield inputs[chosen.to(inputs.device)], None if labels is None else labels[chosen.to(labels.device)]
+
+
+def _positions(share: float, seed: int) -> Iterator[int]:
+    """One random position in every ``1 / share``, for ever."""
+    generator = torch.Generator().manual_seed(seed)
+    for block in itertools.count():
+        first, end = math.floor(block / share), math.floor((block + 1) / share)
+        yield first + int(torch.randint(end - first, (1,), generator=generator))
+
+
+class _Split:
+    """Samples told apart by their place in the pass."""
+
+    def __init__(self, batches: Any, key: str | int | None, share: float, seed: int) -> None:
+        self._pairs, self._share, self._seed = Pairs(batches, key), share, seed
+        self._seen: str | None = None
+
+    def run(self, *, held: bool) -> Iterator[Pair]:
+        positions = _positions(self._share, self._seed)
+        following, passed = next(positions), 0
+        digest = hashlib.blake2b(digest_size=20)
+        for x, labels in self._pairs:
+            mask = torch.zeros(len(x), dtype=torch.bool)
+            while following < passed + len(x):
+                mask[following - passed] = True
+                following = next(positions)
+            passed += len(x)
+            if mask.any():
+                digest.update(bytes_of(x[mask.to(x.device)]))
+            chosen = mask if held else ~mask
+            if chosen.any():
+                yield x[chosen.to(x.device)], None if labels is None else labels[chosen.to(labels.device)]
+        # Without this, a source that shuffles would train on the samples that judge it.
+        if self._seen not in (None, digest.hexdigest()):
+            raise InputError(
+                "batches came in another order, or changed, between two passes, so no part of them can be held out for"
+                " validation; give validation= of its own, or a DataLoader over a data set with __getitem__"
+            )
+        self._seen = digest.hexdigest()
+
+
+class _Side:
+    """One of the two parts of a split."""
+
+    def __init__(self, split: _Split, *, held: bool) -> None:
+        self._split, self._held = split, held
+
+    def __iter__(self) -> Iterator[Pair]:
+        return self._split.run(held=self._held)
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The values of a tensor, for a digest."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _is_plain(loader: DataLoader[Any]) -> bool:
+    """Whether a loader can be built again over a part of its data set."""
+    ordinary = type(loader.sampler) in (RandomSampler, SequentialSampler) and loader.batch_size is not None
+    return ordinary and not isinstance(loader.dataset, IterableDataset)
+
+
+def _subset(loader: DataLoader[Any], indices: list[int], *, validation: bool = False) -> DataLoader[Any]:
+    return DataLoader(
+        Subset(loader.dataset, indices),
+        batch_size=loader.batch_size,
+        shuffle=isinstance(loader.sampler, RandomSampler) and not validation,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        drop_last=loader.drop_last and not validation,
+        worker_init_fn=loader.worker_init_fn,
+    )

@@ -1,0 +1,199 @@
+"""What a fine-tuning did, learning rate by learning rate and epoch by epoch: plain data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from tensigma.errors import StoreError
+from tensigma.planning.table import share, table
+
+FORMAT = "tensigma-finetuning"
+VERSION = 1
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """One epoch of one learning rate."""
+
+    #: From 1 on; 0 is the model as it came.
+    epoch: int
+    #: Mean loss while training; None where it was not a number, and for epoch 0.
+    loss: float | None
+    #: Mean loss and share of hits on the validation samples, afterwards.
+    validation_loss: float | None
+    score: float
+    #: Samples trained on.
+    samples: int
+    seconds: float
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the loss left the numbers."""
+        return self.validation_loss is None
+
+    @property
+    def key(self) -> tuple[float, float]:
+        """What epochs are compared by, more is better: the score, then the loss."""
+        return (-1.0, 0.0) if self.validation_loss is None else (self.score, -self.validation_loss)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateHistory:
+    """One learning rate: its epochs, and why there are no more of them."""
+
+    learning_rate: float
+    epochs: tuple[Epoch, ...]
+    #: "all epochs", "patience", "eliminated" or "diverged".
+    ended: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuning:
+    """The history of all learning rates, and which epoch of which of them was kept.
+
+    ``str(tuning)`` is a table; :meth:`to_json` gives plain data from which :meth:`from_json` makes an equal object.
+    """
+
+    #: What the score is: "top1", the share of labels hit, or "agreement" with the teacher.
+    measure: str
+    optimizer: str
+    #: The model as it came.
+    start: Epoch
+    rates: tuple[RateHistory, ...]
+    #: What was kept; None and 0 where no epoch was better than the model as it came.
+    learning_rate: float | None
+    epoch: int
+    validation_samples: int
+    seconds: float
+    #: Version of the library.
+    library: str = ""
+
+    @property
+    def best(self) -> Epoch:
+        """The epoch that was kept."""
+        for rate in self.rates:
+            if rate.learning_rate == self.learning_rate:
+                return rate.epochs[self.epoch - 1]
+        return self.start
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: dicts, lists, numbers, strings and None."""
+        data = asdict(self)
+        data["rates"] = [{**rate, "epochs": list(rate["epochs"])} for rate in data["rates"]]
+        return {"format": FORMAT, "version": VERSION, **data}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> FineTuning:
+        """The object that :meth:`to_json` was asked for.
+
+        >>> start = Epoch(epoch=0, loss=None, validation_loss=0.7, score=0.5, samples=0, seconds=0.0)
+        >>> tuning = FineTuning(
+        ...     measure="top1",
+        ...     optimizer="adam",
+        ...     start=start,
+        ...     rates=(),
+        ...     learning_rate=None,
+        ...     epoch=0,
+        ...     validation_samples=10,
+        ...     seconds=1.0,
+        ... )
+        >>> FineTuning.from_json(tuning.to_json()) == tuning, tuning.best == start
+        (True, True)
+        """
+        if data.get("format") != FORMAT or data.get("version") != VERSION:
+            raise StoreError(f"this is not a fine-tuning of version {VERSION}, written by FineTuning.to_json")
+        try:
+            own = {field.name: data[field.name] for field in fields(cls)}
+            own["start"] = Epoch(**own["start"])
+            own["rates"] = tuple(
+                RateHistory(**{**rate, "epochs": tuple(Epoch(**epoch) for epoch in rate["epochs"])})
+                for rate in own["rates"]
+            )
+            return cls(**own)
+        except (KeyError, TypeError) as error:
+            raise StoreError(f"the fine-tuning is damaged: {error}") from None
+
+    def __str__(self) -> str:
+        header = ["learning rate", "epochs", "best epoch", "loss", "validation loss", self.measure, "ended by"]
+        rows = [["as it came", "", "", "", share(self.start.validation_loss), _percent(self.start.score), ""]]
+        for rate in self.rates:
+            best = max(rate.epochs, key=lambda epoch: epoch.key)
+            rows.append(
+                [
+                    f"{rate.learning_rate:g}" + (" (kept)" if rate.learning_rate == self.learning_rate else ""),
+                    str(len(rate.epochs)),
+                    str(best.epoch),
+                    share(best.loss),
+                    share(best.validation_loss),
+                    _percent(best.score),
+                    rate.ended,
+                ]
+            )
+        return table(header, rows, left=(0, 6))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuningProgress:
+    """How far a fine-tuning has come; a step is one epoch of one learning rate.
+
+    >>> state = FineTuningProgress(
+    ...     learning_rate=1e-3, epoch=1, epochs=2, done=0.5, total=4, loss=0.3, score=None, samples=50, seconds=2.0
+    ... )
+    >>> state.rate, state.remaining
+    (25.0, 14.0)
+    """
+
+    learning_rate: float
+    epoch: int
+    epochs: int
+    #: Steps done, the present one by its share, and the most that there may be.
+    done: float
+    total: float
+    #: Mean loss of the present epoch so far.
+    loss: float
+    #: The best score of all rates so far; None before the first validation.
+    score: float | None
+    #: Samples and seconds since the work began or went on.
+    samples: int
+    seconds: float
+    #: Steps that were done before that.
+    first: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Samples a second."""
+        return self.samples / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds to go at the present rate, at most."""
+        if self.done <= self.first:
+            return None
+        return self.seconds / (self.done - self.first) * (self.total - self.done)
+
+
+Reporter = Callable[[FineTuningProgress], None]
+
+
+def reporter(progress: bool | Reporter) -> Reporter:
+    """What to do with progress: nothing, a line of the log, or the caller's own function."""
+    if callable(progress):
+        return progress
+    if not progress:
+        return lambda state: None
+
+    def log(state: FineTuningProgress) -> None:
+        logger.info(
+            "fine-tuning: learning rate %g, epoch %d of %d, loss %.3f, %.1f samples/s",
+            *(state.learning_rate, state.epoch, state.epochs, state.loss, state.rate),
+        )
+
+    return log
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f} %"
