@@ -5,21 +5,24 @@ from importlib.metadata import version
 from tensigma import linalg
 from tensigma.calibration import Calibration, LayerStats, calibrate
 from tensigma.pipeline import Evaluation, FineTuning, Report, compress, compress_, evaluate, finetune, load, save
-from tensigma.planning import VBMF, Energy, Macs, Params, Plan, Ranks, plan
+from tensigma.planning import VBMF, Drop, Energy, Latency, Macs, Params, Plan, Ranks, SigmaVBMF, plan
 from tensigma.report import write_report
 
 __all__ = [
     "VBMF",
     "Calibration",
+    "Drop",
     "Energy",
     "Evaluation",
     "FineTuning",
+    "Latency",
     "LayerStats",
     "Macs",
     "Params",
     "Plan",
     "Ranks",
     "Report",
+    "SigmaVBMF",
     "__version__",
     "calibrate",
     "compress",

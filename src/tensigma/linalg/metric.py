@@ -175,6 +175,21 @@ class Metric:
             return ((vectors * values.clamp_min(0).sqrt()) @ vectors.T).to(gram.dtype)
         raise InputError(f"root {kind!r} is unknown; choose 'cholesky' or 'eigen'")
 
+    def whiten(self, matrix: Tensor) -> Tensor:
+        """M Σ^½ with the symmetric root, (t, d): its plain energy is that of M under Σ.
+
+        >>> rows = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+        >>> seen = Metric.from_rows(rows).whiten(torch.ones(1, 5))
+        >>> torch.allclose(seen.norm().double(), Metric.from_rows(rows).norm(torch.ones(1, 5)))
+        True
+        """
+        self._check_width(matrix)
+        if self._rows is not None:
+            # Σ^½ = V S Vᵀ from the few rows; Σ itself is never formed.
+            _, values, basis = torch.linalg.svd(self._rows.double(), full_matrices=False)
+            return ((matrix.to(basis) @ basis.T * values) @ basis).to(matrix.dtype)
+        return matrix if self.is_identity else matrix @ self.root().to(matrix)
+
     def tap_major(self, n_channels: int) -> Tensor:
         """Σ with features ordered (tap, channel) instead of (channel, tap), so that contractions are plain GEMMs."""
         n_taps = self.size // n_channels

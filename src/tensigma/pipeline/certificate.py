@@ -17,7 +17,7 @@ class Certificate:
     a part in making the model: not in calibration, not in a search (:class:`tensigma.Drop`), not in the choice among
     several results. Whoever looks at many and keeps the best needs fresh samples for its certificate.
 
-    >>> certificate = Certificate(samples=5000, agreed=4890)
+    >>> certificate = Certificate(samples=5000, agreed=4886)
     >>> print(certificate)
     agrees with the original on at least 97.3 % of inputs like these (95 % confidence, exact binomial, n = 5,000)
     """

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from tensigma.calibration.guard import borrowed, device_of
+from tensigma.planning.timing import one_thread
 
 _WARM_UP = 3
 
@@ -62,14 +63,3 @@ def _summary(times: list[float], batch: int) -> Latency:
         median=statistics.median(ordered),
         spread=(high - minimum) / minimum if minimum > 0 else 0.0,
     )
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """A single thread for torch's operations, and as many as before afterwards."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

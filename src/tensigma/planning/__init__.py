@@ -1,21 +1,27 @@
 """Which layers are compressed, in which format and with which ranks."""
 
-from tensigma.planning.budget import Budget, Macs, Params
+from tensigma.planning.budget import Budget, CostBudget, Macs, Params
+from tensigma.planning.drop import Drop
 from tensigma.planning.entry import Entry
+from tensigma.planning.heldout import SetAside
+from tensigma.planning.latency import Latency
 from tensigma.planning.methods import METHODS, Method, method_of
 from tensigma.planning.norms import NORMS, Norm, norm_of
 from tensigma.planning.planner import plan
 from tensigma.planning.plans import Plan
-from tensigma.planning.progress import PlanningProgress
-from tensigma.planning.ranks import VBMF, Energy, RankRule, Ranks
+from tensigma.planning.progress import PlanningProgress, SearchProgress, TimingProgress
+from tensigma.planning.ranks import VBMF, Energy, RankRule, Ranks, SigmaVBMF
 
 __all__ = [
     "METHODS",
     "NORMS",
     "VBMF",
     "Budget",
+    "CostBudget",
+    "Drop",
     "Energy",
     "Entry",
+    "Latency",
     "Macs",
     "Method",
     "Norm",
@@ -24,6 +30,10 @@ __all__ = [
     "PlanningProgress",
     "RankRule",
     "Ranks",
+    "SearchProgress",
+    "SetAside",
+    "SigmaVBMF",
+    "TimingProgress",
     "method_of",
     "norm_of",
     "plan",

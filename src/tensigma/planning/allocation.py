@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tensigma.errors import InputError
-from tensigma.planning.budget import Budget, Macs, Params, allocate
+from tensigma.planning.budget import CostBudget, Macs, Params, allocate
 from tensigma.planning.candidate import Candidate
 from tensigma.planning.curves import Option, curve
 from tensigma.planning.entry import Entry
 from tensigma.planning.front import Front
+from tensigma.planning.latency import Clock, Latency
 from tensigma.planning.methods import Method, RankTuple
 from tensigma.planning.plans import Plan
-from tensigma.planning.progress import PlanningProgress
+from tensigma.planning.progress import PlanningProgress, Report, reporter
+from tensigma.planning.timing import runtime_facts
 
 
 @dataclass(frozen=True)
@@ -43,47 +46,81 @@ class Allocation:
         drafts: Sequence[Entry | Candidate],
         *,
         n_params: int,
-        report: Callable[[PlanningProgress], None] = lambda state: None,
+        report: Report = lambda state: None,
     ) -> None:
         self._drafts = list(drafts)
         self.n_params = n_params
-        self._sized = all(draft.input_size is not None for draft in drafts if isinstance(draft, Candidate))
+        self._candidates = [draft for draft in drafts if isinstance(draft, Candidate)]
+        self._entries = [draft for draft in drafts if isinstance(draft, Entry)]
+        self._timed: dict[Latency, _Priced] = {}
         #: Layer name → everything that may become of it.
-        self.curves: Mapping[str, list[Option]] = _curves(
-            [draft for draft in drafts if isinstance(draft, Candidate)], report
-        )
+        self.curves: Mapping[str, list[Option]] = _curves(self._candidates, report)
 
-    def plan(self, budget: Budget) -> Plan:
-        """The plan for this budget. Nothing is computed that was not before, so it takes milliseconds."""
-        total, rest = self._total_and_rest(type(budget))
-        chosen = allocate(self.curves, budget, total=total, rest=rest)
+    def plan(self, budget: CostBudget, *, progress: bool | Callable[[Any], None] = False) -> Plan:
+        """The plan for this budget. Nothing is computed that was not before, so it takes milliseconds.
+
+        Only for :class:`~tensigma.Latency` are shapes timed that never were on this machine; ``progress`` tells of it.
+        """
+        if not isinstance(budget, CostBudget):
+            raise InputError(f"the front knows costs alone: Params, Macs or Latency; {budget!r} needs tensigma.plan")
+        priced = self._priced(budget, reporter(progress))
+        chosen = allocate(priced.curves, budget, total=priced.total, rest=priced.rest)
         entries = [
             draft if isinstance(draft, Entry) else _entry_of(draft, chosen[draft.name]) for draft in self._drafts
         ]
-        return Plan(entries, n_params=self.n_params, allocation=self)
+        notes = dict(priced.notes)
+        if isinstance(budget, Latency):
+            after = priced.rest + sum(option.price("seconds") for option in chosen.values())
+            notes["latency"] = {"asked": budget.share, "seconds": [priced.total, after], **notes["latency"]}
+        return Plan(entries, n_params=self.n_params, allocation=self, notes=notes)
 
-    def trade(self, budget: type[Budget] = Params) -> list[TradeOff]:
-        """Every corner of the front, by rising share of the parameters (or, for ``Macs``, of the MACs)."""
-        total, rest = self._total_and_rest(budget)
-        points = Front(self.curves, budget.field).points
-        return [TradeOff((rest + point.cost) / max(total, 1), point.error) for point in points]
+    def trade(self, budget: CostBudget | type[CostBudget] = Params) -> list[TradeOff]:
+        """Every corner of the front, by rising share of the parameters (or of what else the kind of budget counts)."""
+        asked = budget(1.0) if isinstance(budget, type) else budget
+        priced = self._priced(asked, reporter(False))
+        points = Front(priced.curves, asked.field).points
+        return [TradeOff((priced.rest + point.cost) / (priced.total or 1), point.error) for point in points]
 
-    def _total_and_rest(self, budget: type[Budget]) -> tuple[int, int]:
-        """What the model costs now, and what of it does not depend on the budget."""
-        if issubclass(budget, Macs) and not self._sized:
+    def _priced(self, budget: CostBudget, report: Report) -> _Priced:
+        """Options and totals in the unit of the budget."""
+        name = type(budget).__name__
+        if not isinstance(budget, Params) and any(layer.input_size is None for layer in self._candidates):
             raise InputError(
-                "Macs(…) needs stats= (from tensigma.calibrate), which know the size of every layer's input"
+                f"{name}(…) needs stats= (from tensigma.calibrate), which know the size of every layer's input"
             )
-        entries = [draft for draft in self._drafts if isinstance(draft, Entry)]
-        dense = sum(getattr(options[0].cost, budget.field) for options in self.curves.values())
-        if issubclass(budget, Macs):
-            total = dense + sum(entry.before.macs for entry in entries)
-            return total, sum(entry.after.macs for entry in entries)
-        saved = sum(entry.before.params - entry.after.params for entry in entries)
-        return self.n_params, self.n_params - dense - saved
+        if isinstance(budget, Latency):
+            key = replace(budget, share=1.0)
+            if key not in self._timed:
+                self._timed[key] = self._time(budget, report)
+            return self._timed[key]
+        dense = sum(options[0].price(budget.field) for options in self.curves.values())
+        if isinstance(budget, Macs):
+            total = dense + sum(entry.before.macs for entry in self._entries)
+            return _Priced(self.curves, total, sum(entry.after.macs for entry in self._entries))
+        saved = sum(entry.before.params - entry.after.params for entry in self._entries)
+        return _Priced(self.curves, self.n_params, self.n_params - dense - saved)
+
+    def _time(self, budget: Latency, report: Report) -> _Priced:
+        device = next((layer.kernels[0].device for layer in self._candidates), None)
+        clock = Clock(budget, device)
+        curves = clock.price(self._candidates, self.curves, report)
+        before, after = clock.entries(self._entries)
+        total = before + sum(options[0].price("seconds") for options in curves.values())
+        about = {"batch": budget.batch, **runtime_facts(clock.table.runtime)}
+        return _Priced(curves, total, after, {"latency": about})
 
 
-def _curves(layers: Sequence[Candidate], report: Callable[[PlanningProgress], None]) -> dict[str, list[Option]]:
+@dataclass(frozen=True)
+class _Priced:
+    """Options in the unit of a budget, what the model costs now, and what of it the budget does not decide."""
+
+    curves: Mapping[str, Sequence[Option]]
+    total: float
+    rest: float
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _curves(layers: Sequence[Candidate], report: Report) -> dict[str, list[Option]]:
     start = time.perf_counter()
     # Products with the gram make up most of the work; layers differ a thousandfold.
     work = [layer.geometry.n_weights * layer.geometry.patch_size for layer in layers]

@@ -5,21 +5,17 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from tensigma.errors import InputError
-from tensigma.layers import Cost
-from tensigma.planning.curves import Option
+from tensigma.planning.curves import Measure, Option
 from tensigma.planning.front import Front
 
 
 @dataclass(frozen=True)
 class Budget(ABC):
-    """The share of the original that may remain."""
+    """One number that the whole model must keep to; what it means is said by each kind."""
 
-    unit: ClassVar[str]
-    #: The field of a cost that counts.
-    field: ClassVar[Literal["params", "macs"]]
     share: float
 
     def __post_init__(self) -> None:
@@ -28,13 +24,22 @@ class Budget(ABC):
                 f"{type(self).__name__}: the share of the original that may remain lies in (0, 1], got {self.share!r}"
             )
 
-    def measure(self, cost: Cost) -> int:
-        """What counts of a cost."""
-        return int(getattr(cost, self.field))
+
+@dataclass(frozen=True)
+class CostBudget(Budget):
+    """The share of the original's cost that may remain, by one measure of cost."""
+
+    unit: ClassVar[str]
+    #: What of an option counts.
+    field: ClassVar[Measure]
+
+    def show(self, amount: float) -> str:
+        """An amount of it, for a reader."""
+        return f"{amount:,} {self.unit}"
 
 
 @dataclass(frozen=True)
-class Params(Budget):
+class Params(CostBudget):
     """At most ``share`` of the whole model's parameters: 0.5 means half.
 
     >>> Params(0.5)
@@ -42,22 +47,24 @@ class Params(Budget):
     """
 
     unit: ClassVar[str] = "parameters"
-    field: ClassVar[Literal["params", "macs"]] = "params"
+    field: ClassVar[Measure] = "params"
 
 
 @dataclass(frozen=True)
-class Macs(Budget):
+class Macs(CostBudget):
     """At most ``share`` of the multiply-adds that the convolutions and Linear layers need for one sample.
 
-    >>> Macs(0.3).measure(Cost(params=10, macs=200))
-    200
+    >>> Macs(0.3).show(1_200_000)
+    '1,200,000 MACs'
     """
 
     unit: ClassVar[str] = "MACs"
-    field: ClassVar[Literal["params", "macs"]] = "macs"
+    field: ClassVar[Measure] = "macs"
 
 
-def allocate(curves: Mapping[str, Sequence[Option]], budget: Budget, *, total: int, rest: int) -> Mapping[str, Option]:
+def allocate(
+    curves: Mapping[str, Sequence[Option]], budget: CostBudget, *, total: float, rest: float
+) -> Mapping[str, Option]:
     """The option of every layer that keeps the whole model within ``budget`` at the lowest expected loss.
 
     ``total`` is what the whole model costs now and ``rest`` what is not in ``curves``, both in the unit of the budget.
@@ -66,8 +73,8 @@ def allocate(curves: Mapping[str, Sequence[Option]], budget: Budget, *, total: i
     smallest = rest + front.cheapest
     if smallest > budget.share * total:
         raise InputError(
-            f"no plan leaves {budget.share:.4g} of the {total:,} {budget.unit}: with every rank at 1 the layers that "
-            f"may be compressed still leave {smallest:,}, a share of {smallest / max(total, 1):.4g}; "
+            f"no plan leaves {budget.share:.4g} of the {budget.show(total)}: with the lowest ranks the layers that "
+            f"may be compressed still leave {budget.show(smallest)}, a share of {smallest / (total or 1):.4g}; "
             "ask for more, or let more layers be compressed (layers=, skip=)"
         )
     return front.choose(budget.share * total - rest)

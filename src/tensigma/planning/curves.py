@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from tensigma.layers import Cost
 from tensigma.planning.candidate import Candidate, layer_cost
 from tensigma.planning.methods import Method, RankTuple
 from tensigma.planning.norms import energy_views
+
+#: By what a cost is measured.
+Measure = Literal["params", "macs", "seconds"]
 
 
 @dataclass(frozen=True)
@@ -21,10 +25,19 @@ class Option:
     cost: Cost
     #: Expected squared relative error under the norm of the plan.
     error2: float
+    #: Measured time; None where nobody has asked for it.
+    seconds: float | None = None
 
     @property
     def error(self) -> float:
         return math.sqrt(self.error2)
+
+    def price(self, measure: Measure) -> float:
+        """What the option costs by this measure; whole numbers but for seconds."""
+        if measure == "seconds":
+            assert self.seconds is not None
+            return self.seconds
+        return self.cost.params if measure == "params" else self.cost.macs
 
 
 def curve(layer: Candidate) -> list[Option]:
@@ -46,21 +59,21 @@ def curve(layer: Candidate) -> list[Option]:
     return options
 
 
-def pareto(options: Sequence[Option], measure: str) -> list[Option]:
-    """The options that no other beats in both cost and error, by rising cost; ``measure`` is "params" or "macs".
+def pareto(options: Sequence[Option], measure: Measure) -> list[Option]:
+    """The options that no other beats in both cost and error, by rising cost.
 
     >>> cheap, poor, dear = (Option(None, None, Cost(n, 0), e) for n, e in ((5, 0.2), (7, 0.3), (9, 0.0)))
     >>> [option.cost.params for option in pareto([dear, poor, cheap], "params")]
     [5, 9]
     """
     best: list[Option] = []
-    for option in sorted(options, key=lambda option: (getattr(option.cost, measure), option.error2)):
+    for option in sorted(options, key=lambda option: (option.price(measure), option.error2)):
         if not best or option.error2 < best[-1].error2:
             best.append(option)
     return best
 
 
-def hull(front: Sequence[Option], measure: str) -> list[Option]:
+def hull(front: Sequence[Option], measure: Measure) -> list[Option]:
     """The options of a Pareto front that are best for some price of cost in error: its lower convex hull."""
     corners: list[Option] = []
     for option in front:
@@ -70,6 +83,6 @@ def hull(front: Sequence[Option], measure: str) -> list[Option]:
     return corners
 
 
-def _gain(cheaper: Option, dearer: Option, measure: str) -> float:
+def _gain(cheaper: Option, dearer: Option, measure: Measure) -> float:
     """Error saved per unit of cost by going from one option to a dearer one."""
-    return (cheaper.error2 - dearer.error2) / (getattr(dearer.cost, measure) - getattr(cheaper.cost, measure))
+    return (cheaper.error2 - dearer.error2) / (dearer.price(measure) - cheaper.price(measure))

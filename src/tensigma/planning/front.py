@@ -13,27 +13,27 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from tensigma.planning.curves import Option, hull, pareto
+from tensigma.planning.curves import Measure, Option, hull, pareto
 
 
 @dataclass(frozen=True)
 class FrontPoint:
     """One point of the trade: the cost of the layers that may be compressed, and the error they have together."""
 
-    cost: int
+    cost: float
     #: Root of the mean squared relative error of the layers.
     error: float
 
 
 class Front:
-    """The choices among the options of several layers, for one measure of cost ("params" or "macs")."""
+    """The choices among the options of several layers, for one measure of cost."""
 
-    def __init__(self, curves: Mapping[str, Sequence[Option]], measure: str) -> None:
+    def __init__(self, curves: Mapping[str, Sequence[Option]], measure: Measure) -> None:
         self.measure = measure
         self._fronts = {name: pareto(options, measure) for name, options in curves.items()}
 
     @property
-    def cheapest(self) -> int:
+    def cheapest(self) -> float:
         """What the layers cost at least."""
         return sum(self._price(front[0]) for front in self._fronts.values())
 
@@ -89,8 +89,8 @@ class Front:
             left -= self._price(option) - self._price(chosen[name])
             chosen[name] = option
 
-    def _price(self, option: Option) -> int:
-        return int(getattr(option.cost, self.measure))
+    def _price(self, option: Option) -> float:
+        return option.price(self.measure)
 
     def _point(self, chosen: Mapping[str, Option]) -> FrontPoint:
         loss = sum(option.error2 for option in chosen.values()) / max(len(chosen), 1)

@@ -12,9 +12,11 @@ from tensigma.calibration import Calibration, calibrate
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, Layer, find_layers, kernels_of
 from tensigma.planning.allocation import Allocation, entry
-from tensigma.planning.budget import Budget
+from tensigma.planning.budget import Budget, CostBudget
 from tensigma.planning.candidate import Candidate
+from tensigma.planning.drop import Builder, Drop, smallest_plan
 from tensigma.planning.entry import Entry
+from tensigma.planning.heldout import Judge, SetAside
 from tensigma.planning.methods import METHODS, Method, choices_of, method_of
 from tensigma.planning.norms import Norm, norm_of
 from tensigma.planning.patterns import matches, select
@@ -47,8 +49,10 @@ def plan(
     Args:
         model: Any module. It is only looked at.
         stats: What :func:`tensigma.calibrate` gathered; not needed for ``norm="frobenius"``.
-        budget: ``Params(share)`` or ``Macs(share)``: one number for the whole model.
-        ranks: Or a rule: ``VBMF(alpha)``, ``Energy(share)`` or ``Ranks({pattern: rank})``. Exactly one of the two.
+        budget: One number for the whole model: ``Params(share)``, ``Macs(share)`` or ``Latency(share)`` may remain, or
+            ``Drop(share)`` of its answers may be lost.
+        ranks: Or a rule: ``VBMF(alpha)``, ``SigmaVBMF(alpha)``, ``Energy(share)`` or ``Ranks({pattern: rank})``.
+            Exactly one of the two.
         method: ``"auto"``, ``"tucker2"``, ``"cp"``, ``"cp-joint"``, ``"deflation"`` or ``"svd"``. ``"auto"`` is
             the best format for each layer under a budget, and Tucker-2 for kernels larger than one tap with ranks by
             a rule. Pointwise and Linear layers take SVD whatever the method.
@@ -60,9 +64,13 @@ def plan(
         options: Options of the solvers, such as ``max_sweeps``; each method takes those it knows.
         saving: A layer that would not get smaller in ``"params"`` or ``"macs"`` stays dense; ``"none"`` lets it
             grow. By default MACs under ``Macs``, otherwise parameters.
-        data: Batches to calibrate with where ``stats`` is not given.
+        data: Under ``Drop`` the held-out batches on which plans are tried; labels are read where it counts them.
+            Otherwise, batches to calibrate with where ``stats`` is not given. Under ``Drop`` without ``stats`` they
+            serve both: every fifth batch, from the second on, is held out, the others calibrate.
         progress: True for lines in the log, or a function that is called with a
-            :class:`~tensigma.planning.PlanningProgress` after the curves of each layer, which a budget needs.
+            :class:`~tensigma.planning.PlanningProgress` after the curves of each layer, which a budget needs, a
+            :class:`~tensigma.planning.TimingProgress` after each shape that ``Latency`` has timed and a
+            :class:`~tensigma.planning.SearchProgress` after each trial of ``Drop``.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3))
     >>> from tensigma.planning import VBMF
@@ -73,9 +81,13 @@ def plan(
         came = "both came" if budget is not None else "neither came"
         raise InputError(f"give either budget= (such as Params(0.5)) or ranks= (such as VBMF(0.5)); {came}")
     if budget is not None and not isinstance(budget, Budget):
-        raise InputError(f"budget= takes Params(share) or Macs(share), got {budget!r}")
+        raise InputError(f"budget= takes Params(share), Macs(share), Latency(share) or Drop(share), got {budget!r}")
+    if isinstance(budget, Drop) and data is None:
+        raise InputError(f"{budget!r} is searched on held-out batches, which need no labels; give them as data=")
     if ranks is not None and not isinstance(ranks, RankRule):
-        raise InputError(f"ranks= takes VBMF(alpha), Energy(share) or Ranks({{pattern: rank}}), got {ranks!r}")
+        raise InputError(
+            f"ranks= takes VBMF(alpha), SigmaVBMF(alpha), Energy(share) or Ranks({{pattern: rank}}), got {ranks!r}"
+        )
     if saving not in (None, "params", "macs", "none"):
         raise InputError(f"saving={saving!r} is unknown; choose 'params', 'macs' or 'none'")
     found = find_layers(model)
@@ -92,7 +104,12 @@ def plan(
                 f"norm={needy[0].name!r} needs stats= (from tensigma.calibrate) or data= (batches to calibrate with); "
                 "only norm='frobenius' does without"
             )
-        stats = calibrate(model, data, fisher=next((norm.fisher for norm in needy if norm.fisher), None))
+        fisher = next((norm.fisher for norm in needy if norm.fisher), None)
+        if isinstance(budget, Drop):
+            data = SetAside(data)
+        stats = calibrate(model, data, fisher=fisher)
+        if isinstance(data, SetAside):
+            data = data.held
     if stats is not None:
         stats.check_model(model)
     sieve = _Sieve(found, layers, skip, stats)
@@ -106,7 +123,13 @@ def plan(
     drafts = [ruled.get(draft.name, draft) for draft in drafts]
     if budget is None:
         return Plan([draft for draft in drafts if isinstance(draft, Entry)], n_params=n_params)
-    return Allocation(drafts, n_params=n_params, report=reporter(progress)).plan(budget)
+    report = reporter(progress)
+    allocation = Allocation(drafts, n_params=n_params, report=report)
+    if isinstance(budget, Drop):
+        judge = Judge(model, data, measure=budget.measure)
+        return smallest_plan(allocation, budget, build=Builder(model, stats), judge=judge, report=report)
+    assert isinstance(budget, CostBudget)
+    return allocation.plan(budget, progress=progress)
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,20 @@ class Plan(Mapping[str, Entry]):
     (16, 8)
     """
 
-    def __init__(self, entries: Iterable[Entry], *, n_params: int, allocation: Allocation | None = None) -> None:
+    def __init__(
+        self,
+        entries: Iterable[Entry],
+        *,
+        n_params: int,
+        allocation: Allocation | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
         self._entries = {entry.name: entry for entry in entries}
         #: Parameters of the whole model as it is.
         self.n_params = n_params
         self._allocation = allocation
+        #: What was measured on the way to it: times under ``Latency``, agreement under ``Drop``. Plain data.
+        self.notes: dict[str, Any] = dict(notes or {})
 
     def front(self) -> Allocation:
         """The whole trade between size and error that the plan was chosen from; gives a plan for any other budget."""
@@ -154,6 +163,7 @@ class Plan(Mapping[str, Entry]):
             "version": VERSION,
             "library": version("tensigma"),
             "n_params": self.n_params,
+            "notes": self.notes,
             "layers": {name: entry.to_json() for name, entry in self.items()},
         }
 
@@ -167,7 +177,10 @@ class Plan(Mapping[str, Entry]):
         layers, n_params = data.get("layers"), data.get("n_params")
         if not isinstance(layers, dict) or isinstance(n_params, bool) or not isinstance(n_params, int):
             raise StoreError("the plan is damaged: layers or n_params is missing or of the wrong kind")
-        return cls([Entry.from_json(name, entry) for name, entry in layers.items()], n_params=n_params)
+        notes = data.get("notes")
+        if notes is not None and not isinstance(notes, dict):
+            raise StoreError("the plan is damaged: notes is of the wrong kind")
+        return cls([Entry.from_json(name, entry) for name, entry in layers.items()], n_params=n_params, notes=notes)
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; an existing plan is replaced in one step."""

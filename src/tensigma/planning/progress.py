@@ -30,11 +30,68 @@ class PlanningProgress:
         """Seconds to go at the present rate."""
         return self.seconds / self.work * (1 - self.work) if self.work > 0 else None
 
+    def __str__(self) -> str:
+        return f"curves of layer {self.done} of {self.total}, {self.layer}"
 
-def reporter(progress: bool | Callable[[Any], None]) -> Callable[[PlanningProgress], None]:
+
+@dataclass(frozen=True, kw_only=True)
+class TimingProgress:
+    """The shape of some layers has been timed at several ranks.
+
+    >>> print(TimingProgress(shape="conv 64 → 64, 3×3", done=2, total=9, seconds=1.0))
+    time of shape 2 of 9, conv 64 → 64, 3×3
+    """
+
+    shape: str
+    done: int
+    total: int
+    seconds: float
+
+    @property
+    def remaining(self) -> float:
+        """Seconds to go at the present rate."""
+        return self.seconds / self.done * (self.total - self.done)
+
+    def __str__(self) -> str:
+        return f"time of shape {self.done} of {self.total}, {self.shape}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchProgress:
+    """A plan has been tried on held-out data.
+
+    >>> print(SearchProgress(done=2, total=8, share=0.5, kept=0.97, measure="agreement", enough=False, seconds=3.0))
+    trial 2 of 8, 50.0 % of the parameters: agreement 97.00 %, too little
+    """
+
+    done: int
+    total: int
+    #: The share of the parameters that the plan leaves.
+    share: float
+    #: Agreement or accuracy of the model it gives.
+    kept: float
+    measure: str
+    #: Whether that is as much as was asked for.
+    enough: bool
+    seconds: float
+
+    @property
+    def remaining(self) -> float:
+        """Seconds to go at the present rate."""
+        return self.seconds / self.done * (self.total - self.done)
+
+    def __str__(self) -> str:
+        found = f"{self.measure} {100 * self.kept:.2f} %, {'enough' if self.enough else 'too little'}"
+        return f"trial {self.done} of {self.total}, {100 * self.share:.1f} % of the parameters: {found}"
+
+
+Report = Callable[[PlanningProgress | TimingProgress | SearchProgress], None]
+
+
+def reporter(progress: bool | Callable[[Any], None]) -> Report:
     """What to do with progress: nothing, a line of the log, or the caller's own function."""
     if callable(progress):
         return progress
     if not progress:
         return lambda state: None
-    return lambda state: logger.info("planning: %s (%d of %d)", state.layer, state.done, state.total)
+    return lambda state: logger.info("planning: %s", state)

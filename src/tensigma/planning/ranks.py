@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from tensigma.errors import InputError, RankError
 from tensigma.planning.candidate import Candidate
 from tensigma.planning.methods import RankTuple
+from tensigma.planning.norms import energy_views
 from tensigma.planning.patterns import matches, select
 
 
@@ -45,6 +46,26 @@ class VBMF(RankRule):
 
     def ranks(self, layer: Candidate) -> RankTuple:
         found = [layer.method.vbmf_ranks(kernel, self.alpha) for kernel in layer.kernels]
+        return tuple(map(max, zip(*found, strict=True)))
+
+
+@dataclass(frozen=True)
+class SigmaVBMF(VBMF):
+    """The same rule on what the kernel does rather than on the kernel: VBMF of K Σ^½, with Σ that of the plan's norm.
+
+    The symmetric root keeps the order of the features, so K Σ^½ folds back into a kernel and is unfolded mode by mode
+    as the format asks. Under ``norm="frobenius"`` it is :class:`VBMF` itself.
+
+    >>> SigmaVBMF(0.5)
+    SigmaVBMF(alpha=0.5)
+    """
+
+    def ranks(self, layer: Candidate) -> RankTuple:
+        views = energy_views(layer.kernels, layer.norm.targets(layer.geometry, layer.stats))
+        found = [
+            layer.method.vbmf_ranks(metric.whiten(kernel.flatten(1)).view(kernel.shape), self.alpha)
+            for kernel, metric in views
+        ]
         return tuple(map(max, zip(*found, strict=True)))
 
 

@@ -1,0 +1,176 @@
+"""A budget of time: what each option of a layer takes on this machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+
+from tensigma.errors import InputError
+from tensigma.layers import Geometry
+from tensigma.planning.budget import CostBudget
+from tensigma.planning.candidate import Candidate, layer_cost
+from tensigma.planning.curves import Measure, Option
+from tensigma.planning.entry import Entry
+from tensigma.planning.methods import Method, RankTuple
+from tensigma.planning.progress import Report, TimingProgress
+from tensigma.planning.timetable import TimeTable
+from tensigma.planning.timing import RUNTIMES, Chain, runtime_of
+
+# Ranks at which a layer is timed, as shares of the largest on its curve; times between them are interpolated.
+_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
+# Runtimes compute channels in blocks of 8 or 16: a rank of 17 takes as long as one of 32, often longer.
+_BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Latency(CostBudget):
+    """At most ``share`` of the time that the convolutions and Linear layers take on this machine, one thread.
+
+    Each distinct shape is timed once, dense and at a few ranks of every format, and the times are kept in a file. The
+    original's time is the sum over its layers measured in the same way; what lies between them (activations, pooling,
+    additions) is not counted and stays as it is, so the time of the whole model falls by a little less. Ranks are
+    whole blocks of channels, because others save nothing.
+
+    Args:
+        share: What may remain: 0.6 means sixty per cent.
+        runtime: ``"onnxruntime"``, ``"eager"`` (PyTorch itself, on the model's device), or ``"auto"``: ONNX Runtime
+            where it is installed and the model is on the CPU.
+        batch: Samples at a time. What is fast one by one need not be fast in batches.
+        cache: A folder for the times; ``$TENSIGMA_CACHE`` or the user's cache folder by default.
+
+    >>> Latency(0.6, runtime="eager", batch=8)
+    Latency(share=0.6, runtime='eager', batch=8, cache=None)
+    """
+
+    unit: ClassVar[str] = "seconds"
+    field: ClassVar[Measure] = "seconds"
+    _: KW_ONLY
+    runtime: Literal["auto", "onnxruntime", "eager"] = "auto"
+    batch: int = 1
+    cache: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.runtime not in RUNTIMES:
+            raise InputError(f"runtime {self.runtime!r} is unknown; choose one of {', '.join(map(repr, RUNTIMES))}")
+        if isinstance(self.batch, bool) or not isinstance(self.batch, int) or self.batch < 1:
+            raise InputError(f"batch is a whole number of at least 1, got {self.batch!r}")
+
+    def show(self, amount: float) -> str:
+        return f"{1000 * amount:,.3g} ms"
+
+
+class Clock:
+    """Times of layers as a budget asks for them."""
+
+    def __init__(self, budget: Latency, device: torch.device | None) -> None:
+        self.table = TimeTable(runtime_of(budget.runtime, device), budget.cache)
+        self.batch = budget.batch
+
+    def price(
+        self, layers: Sequence[Candidate], curves: Mapping[str, Sequence[Option]], report: Report
+    ) -> dict[str, list[Option]]:
+        """The options of every layer with ranks in whole blocks, timed; the layer as it is comes first."""
+        start = time.perf_counter()
+        # Layers of one shape share their times, and are told of once.
+        shapes: dict[Any, list[Candidate]] = {}
+        for layer in layers:
+            shapes.setdefault((layer.geometry, layer.input_size), []).append(layer)
+        priced: dict[str, list[Option]] = {}
+        for done, (key, alike) in enumerate(shapes.items(), start=1):
+            for layer in alike:
+                priced[layer.name] = self._price(layer, curves[layer.name])
+            seconds = time.perf_counter() - start
+            report(TimingProgress(shape=_shape(key[0]), done=done, total=len(shapes), seconds=seconds))
+        return {layer.name: priced[layer.name] for layer in layers}
+
+    def entries(self, entries: Sequence[Entry]) -> tuple[float, float]:
+        """Time of layers whose treatment is settled, as they are and as they will be."""
+        known = [entry for entry in entries if entry.geometry is not None and entry.input_size is not None]
+        if not known:
+            return 0.0, 0.0
+        before = [self._chain(entry, None) for entry in known]
+        after = [self._chain(entry, entry.format) for entry in known]
+        seconds = self.table.seconds([*before, *after])
+        return sum(seconds[: len(known)]), sum(seconds[len(known) :])
+
+    def _price(self, layer: Candidate, options: Sequence[Option]) -> list[Option]:
+        blocks = _in_blocks(layer, options)
+        paths = {method: _path(method, blocks) for method in dict.fromkeys(o.method for o in blocks if o.method)}
+        dense = self._chain(layer, None)
+        chains = {
+            method: [self._chain(layer, method.format(ranks)) for ranks in path] for method, path in paths.items()
+        }
+        # All of a shape in one go: times that are compared are measured in turns.
+        self.table.seconds([dense, *(chain for path in chains.values() for chain in path)])
+        priced = [replace(options[0], seconds=self.table.seconds([dense])[0])]
+        for option in blocks:
+            assert option.method is not None
+            assert option.ranks is not None
+            known = chains[option.method]
+            macs = self._chain(layer, option.method.format(option.ranks)).macs
+            priced.append(replace(option, seconds=_between(macs, known, self.table.seconds(known))))
+        return priced
+
+    def _chain(self, layer: Candidate | Entry, format: Any) -> Chain:
+        assert layer.geometry is not None
+        assert layer.input_size is not None
+        bias = layer.geometry.bias or (format is not None and layer.norm.moves_bias)
+        return Chain.of(layer.geometry, format, layer.input_size, batch=self.batch, bias=bias)
+
+
+def in_blocks(rank: int, largest: int) -> int:
+    """The next whole block of channels, or 8 where that is enough, but no more than ``largest``.
+
+    >>> [in_blocks(rank, 50) for rank in (3, 8, 9, 17, 40, 49)]
+    [8, 8, 16, 32, 48, 50]
+    """
+    return min(largest, _BLOCK // 2 if rank <= _BLOCK // 2 else -(-rank // _BLOCK) * _BLOCK)
+
+
+def _in_blocks(layer: Candidate, options: Sequence[Option]) -> list[Option]:
+    """Options with ranks raised to whole blocks. Each takes the lowest error among those that became it, which is no
+    lower than its own."""
+    best: dict[tuple[Method, RankTuple], Option] = {}
+    shape = layer.geometry.kernel_shape
+    for option in options:
+        if option.method is None or option.ranks is None:
+            continue
+        largest = option.method.max_ranks(shape)
+        ranks = tuple(in_blocks(rank, most) for rank, most in zip(option.ranks, largest, strict=True))
+        key = (option.method, ranks)
+        if key not in best or option.error2 < best[key].error2:
+            price = layer_cost(layer.geometry, option.method.format(ranks), layer.input_size, layer.norm)
+            best[key] = replace(option, ranks=ranks, cost=price)
+    return list(best.values())
+
+
+def _path(method: Method, options: Sequence[Option]) -> list[RankTuple]:
+    """The ranks at which a method is timed, rising together towards the largest."""
+    largest = [
+        max(column) for column in zip(*(o.ranks for o in options if o.method == method and o.ranks), strict=True)
+    ]
+    return list(
+        dict.fromkeys(tuple(in_blocks(max(1, round(share * most)), most) for most in largest) for share in _SHARES)
+    )
+
+
+def _between(macs: int, chains: Sequence[Chain], seconds: Sequence[float]) -> float:
+    """Time at so many multiply-adds, on a line that never falls through the chains that were timed.
+
+    Ranks that do not rise together, as Tucker-2 may have, take the time of those that do and multiply as much.
+    """
+    known = sorted(zip((chain.macs for chain in chains), seconds, strict=True))
+    rising = np.maximum.accumulate([second for _, second in known])
+    return float(np.interp(macs, [count for count, _ in known], rising))
+
+
+def _shape(geometry: Geometry) -> str:
+    taps = "" if geometry.kind == "linear" else ", " + "×".join(map(str, geometry.kernel_size))
+    return f"{geometry.kind.replace('_', ' ')} {geometry.in_channels} → {geometry.out_channels}{taps}"
