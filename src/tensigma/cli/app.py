@@ -12,6 +12,7 @@ from tensigma.cli.command import EXIT_CODES
 from tensigma.cli.compress import compress
 from tensigma.cli.demo import demo
 from tensigma.cli.evaluate import evaluate
+from tensigma.cli.finetune import finetune
 from tensigma.cli.inspect import inspect
 from tensigma.cli.plan import plan
 from tensigma.cli.report import report
@@ -74,6 +75,6 @@ def tensigma_(
     """
 
 
-for command in (inspect, calibrate, plan, compress, evaluate, report, demo):
+for command in (inspect, calibrate, plan, compress, evaluate, finetune, report, demo):
     app.command(epilog=EXIT_CODES)(command)
 app.add_typer(stats, name="stats")
