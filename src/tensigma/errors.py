@@ -25,6 +25,10 @@ class StoreError(TensigmaError):
     """A file or folder on disk is missing, incomplete, or belongs to something else."""
 
 
+class ExportError(TensigmaError):
+    """A model cannot be turned into another form, or the other form does not compute the same."""
+
+
 class MissingExtra(TensigmaError, ImportError):
     """An optional dependency is needed; the message names the extra that brings it."""
 
