@@ -65,7 +65,7 @@ def finetune(
     optimizer: WhichOptimizer = Optimizer.adam,
     momentum: Momentum = 0.9,
     weight_decay: WeightDecay = 0.0,
-    temperature: Temperature = 2.0,
+    temperature: Temperature = 4.0,
     patience: Patience = None,
     eliminate: Eliminate = False,
     freeze_bn: FreezeBN = False,

@@ -33,7 +33,7 @@ def finetune(
     momentum: float = 0.9,
     weight_decay: float = 0.0,
     teacher: nn.Module | None = None,
-    temperature: float = 2.0,
+    temperature: float = 4.0,
     patience: int | None = None,
     eliminate: bool = False,
     validation_share: float = 0.1,
@@ -211,4 +211,4 @@ def _check(*, epochs: Any, optimizer: Any, temperature: Any, patience: Any, mix:
     if optimizer not in OPTIMIZERS:
         raise InputError(f"optimizer={optimizer!r} came; choose one of {', '.join(OPTIMIZERS)}")
     if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
-        raise InputError(f"temperature={temperature!r} came; give a number above 0, such as 2")
+        raise InputError(f"temperature={temperature!r} came; give a number above 0, such as 4")
