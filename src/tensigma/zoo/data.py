@@ -14,7 +14,7 @@ from tensigma.zoo.batches import Data, FactoryData, Part
 from tensigma.zoo.images import IMAGENET_MEAN, IMAGENET_STD, View
 from tensigma.zoo.options import DataOptions
 from tensigma.zoo.select import choose, share
-from tensigma.zoo.sources import Arrays, Source, open_cifar10, open_digits, open_folder, open_npz
+from tensigma.zoo.sources import Arrays, Source, open_cifar10, open_cifar100, open_digits, open_folder, open_npz
 from tensigma.zoo.spec import Spec, call_factory, literal, unknown_scheme
 
 
@@ -27,6 +27,7 @@ def load_data(
     |---|---|
     | ``imagefolder:DIR`` | ``DIR/CLASS/*.jpg``, or images without classes; short side to 256, the central 224×224 |
     | ``cifar10:DIR`` | ``train*.npz`` and ``test*.npz``, or the binary version; ``split=test`` for the test set |
+    | ``cifar100:DIR`` | the same for CIFAR-100 |
     | ``npz:FILE`` | ``images`` (uint8, or float taken as already normalised) and ``labels``, if any |
     | ``digits:`` | scikit-learn's handwritten digits, 8×8, divided by 16 |
     | ``path/to/file.py:factory`` | the batches or ``Dataset`` it returns; options become its arguments |
@@ -40,7 +41,7 @@ def load_data(
     | ``via=32`` | down to this resolution, then up again: images as detailed as those of a low-resolution set |
     | ``interpolation=bicubic`` | or ``bilinear`` (default) |
     | ``mean=…&std=…`` | one number or one per channel; ImageNet's for colour images, 0 and 1 for others |
-    | ``classes=cat,dog`` | these classes only, by name or number; labels keep their numbers |
+    | ``classes=cat,dog`` | these classes only, by name, number or range (``151-268``); labels keep their numbers |
     | ``samples=1000``, ``per_class=10`` | a random choice; a smaller one is part of a larger one with the same seed |
     | ``split=train&holdout=0.1`` | all but a random tenth, which ``split=val&holdout=0.1`` gives |
     | ``seed=0`` | of every random choice and of the order |
@@ -102,9 +103,10 @@ def _open_npz(spec: Spec, options: DataOptions) -> tuple[Source, View, DataOptio
     return source, _array_view(source, options), options
 
 
-def _open_cifar10(spec: Spec, options: DataOptions) -> tuple[Source, View, DataOptions]:
+def _open_cifar(spec: Spec, options: DataOptions) -> tuple[Source, View, DataOptions]:
     stored = "test" if options.split == "test" else "train"
-    source = open_cifar10(Path(spec.target).expanduser(), stored)
+    opener = open_cifar10 if spec.scheme == "cifar10" else open_cifar100
+    source = opener(Path(spec.target).expanduser(), stored)
     # What is stored apart needs no further split, unless a share of the training set is to be held out.
     split = options.split if options.split == "val" or options.holdout is not None else None
     return source, _array_view(source, options), replace(options, split=None if stored == "test" else split)
@@ -124,7 +126,8 @@ def _array_view(source: Arrays, options: DataOptions) -> View:
 
 _OPENERS: dict[str, Callable[[Spec, DataOptions], tuple[Source, View, DataOptions]]] = {
     "imagefolder": _open_folder,
-    "cifar10": _open_cifar10,
+    "cifar10": _open_cifar,
+    "cifar100": _open_cifar,
     "npz": _open_npz,
     "digits": _open_digits,
 }

@@ -147,6 +147,31 @@ def digits_cnn(*, in_chans: int = 1, num_classes: int = 10, width: int = 32) -> 
     return nn.Sequential(layers)
 
 
+def vgg_cifar(*, in_chans: int = 3, num_classes: int = 10, width: int = 32) -> nn.Sequential:
+    """Four convolutions and two wide Linear layers before the last one, for 32×32 images.
+
+    >>> vgg_cifar(width=4)(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    n_in = in_chans
+    for index, n_out in enumerate((width, 2 * width, 4 * width, 4 * width), start=1):
+        layers[f"conv{index}"] = _conv3x3(n_in, n_out)
+        layers[f"bn{index}"] = nn.BatchNorm2d(n_out)
+        layers[f"relu{index}"] = nn.ReLU()
+        layers[f"pool{index}"] = nn.MaxPool2d(2)
+        n_in = n_out
+    layers["flatten"] = nn.Flatten()
+    n_in *= 4
+    for index in (1, 2):
+        layers[f"fc{index}"] = nn.Linear(n_in, 16 * width)
+        layers[f"relu_fc{index}"] = nn.ReLU()
+        layers[f"dropout{index}"] = nn.Dropout(0.3)
+        n_in = 16 * width
+    layers["fc3"] = nn.Linear(n_in, num_classes)
+    return nn.Sequential(layers)
+
+
 def _resnet_a(n_blocks: int) -> Callable[..., nn.Module]:
     def build(*, in_chans: int = 3, num_classes: int = 10) -> nn.Module:
         return CifarResNet(
@@ -172,4 +197,5 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "resnet18w32-cifar": _resnet18w32,
     "squeezenet1_1": _squeezenet,
     "digits-cnn": digits_cnn,
+    "vgg-cifar": vgg_cifar,
 }

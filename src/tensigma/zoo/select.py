@@ -34,7 +34,7 @@ def choose(spec: Spec, source: Source, options: DataOptions) -> Tensor:
         raise InputError(f"{spec}: classes and per_class need labels, which this set does not have")
     if options.classes is not None:
         assert labels is not None
-        wanted = {_class_index(spec, name, source.classes) for name in options.classes}
+        wanted = {index for name in options.classes for index in _class_indices(spec, name, source.classes)}
         order = [i for i in order if int(labels[i]) in wanted]
     if options.per_class is not None:
         assert labels is not None
@@ -48,11 +48,15 @@ def choose(spec: Spec, source: Source, options: DataOptions) -> Tensor:
     return torch.tensor(order if options.shuffle else sorted(order))
 
 
-def _class_index(spec: Spec, name: str, classes: tuple[str, ...]) -> int:
+def _class_indices(spec: Spec, name: str, classes: tuple[str, ...]) -> range:
+    """One class by name or number, or a range of numbers such as 151-268, the last one included."""
     if name in classes:
-        return classes.index(name)
-    if name.isdigit() and int(name) < len(classes):
-        return int(name)
+        index = classes.index(name)
+        return range(index, index + 1)
+    first, dash, last = name.partition("-")
+    last = last if dash else first
+    if first.isdigit() and last.isdigit() and int(first) <= int(last) < len(classes):
+        return range(int(first), int(last) + 1)
     raise unknown(f"{spec}: the class", name, classes)
 
 

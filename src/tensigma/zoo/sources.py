@@ -173,16 +173,40 @@ def open_cifar10(folder: Path, part: str) -> Arrays:
     raise StoreError(f"{folder}: no {part} set found; expected {part}*.npz or {pattern}.bin")
 
 
+def open_cifar100(folder: Path, part: str) -> Arrays:
+    """CIFAR-100 with its fine labels, from ``train*.npz`` and ``test*.npz`` or the binary version's ``.bin`` files."""
+    if not folder.is_dir():
+        raise StoreError(f"{folder}: no such folder")
+    classes = tuple(map(str, range(100)))
+    archives = sorted(folder.glob(f"{part}*.npz"))
+    if archives:
+        sets = [open_npz(file, classes) for file in archives]
+        labels = [s.labels for s in sets if s.labels is not None]
+        joined = torch.cat(labels) if len(labels) == len(sets) else None
+        return Arrays(torch.cat([s.images for s in sets]), joined, classes)
+    binaries = [file for place in (folder, folder / "cifar-100-binary") for file in place.glob(f"{part}.bin")]
+    if not binaries:
+        raise StoreError(f"{folder}: no {part} set found; expected {part}*.npz or {part}.bin")
+    # The coarse label comes first, the fine one second.
+    table = _records(binaries, n_labels=2)
+    return Arrays(table[:, 2:].reshape(-1, 3, 32, 32), table[:, 1].long(), classes)
+
+
 def _cifar10_binary(files: Sequence[Path]) -> Arrays:
-    record = 1 + 3 * 32 * 32
+    table = _records(files, n_labels=1)
+    return Arrays(table[:, 1:].reshape(-1, 3, 32, 32), table[:, 0].long(), CIFAR10_CLASSES)
+
+
+def _records(files: Sequence[Path], n_labels: int) -> Tensor:
+    """Labels and pixels of every image, one image a row."""
+    record = n_labels + 3 * 32 * 32
     rows = []
     for file in files:
         content = np.frombuffer(file.read_bytes(), dtype=np.uint8)
         if content.size == 0 or content.size % record:
             raise StoreError(f"{file}: {content.size} bytes came; records are {record} bytes long, so it is truncated")
         rows.append(content.reshape(-1, record))
-    table = torch.from_numpy(np.concatenate(rows))
-    return Arrays(table[:, 1:].reshape(-1, 3, 32, 32), table[:, 0].long(), CIFAR10_CLASSES)
+    return torch.from_numpy(np.concatenate(rows))
 
 
 def open_digits() -> Arrays:

@@ -1,0 +1,99 @@
+"""What every kind of experiment offers: cells, each computed on its own, and how they become a table or a figure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tensigma.experiments.settings import Config, Study
+from tensigma.experiments.workshop import Workshop
+
+Cells = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One result to be computed. ``settings`` is all it depends on, as plain data."""
+
+    key: str
+    #: Which of the studies of the config it belongs to.
+    study: int
+    settings: Mapping[str, Any]
+
+    @property
+    def stamp(self) -> str:
+        """A hash of the settings: a stored cell counts only while it still has the same one."""
+        text = json.dumps(self.settings, sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A part of a table: a head, rows under it, and what to say about it."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = field(default=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line of a figure, with the half-width of a band around each value where that is known."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    #: Drawn apart, where it is not the matter itself.
+    dashed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+    #: A level to compare with, such as the accuracy of the original.
+    reference: float | None = None
+    log_x: bool = False
+
+
+class Kind(Protocol):
+    """One kind of experiment."""
+
+    def check(self, config: Config) -> None:
+        """Refuse a config that lacks what this kind needs."""
+        ...
+
+    def cells(self, config: Config, seed: int) -> list[Cell]:
+        """What is to be computed, in order."""
+        ...
+
+    def run(self, config: Config, cell: Cell, workshop: Workshop) -> dict[str, Any]:
+        """Compute one cell: plain data."""
+        ...
+
+    def blocks(self, config: Config, cells: Cells) -> list[Block]:
+        """The table."""
+        ...
+
+    def panels(self, config: Config, cells: Cells) -> list[Panel]:
+        """The figure."""
+        ...
+
+
+def facts_of(config: Config, study: Study) -> dict[str, Any]:
+    """What all cells of a study depend on."""
+    model = config.models[study.model]
+    train = model.train and {**vars(model.train), "source": config.sources[model.train.source]}
+    return {
+        "model": [model.spec, model.weights, train],
+        "evaluation": study.evaluation and config.sources[study.evaluation],
+        "layers": config.layers,
+        "limit": config.limit,
+    }

@@ -1,0 +1,155 @@
+"""Running experiments cell by cell, going on where an earlier run stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tensigma.errors import InputError
+from tensigma.experiments.accuracy import Accuracy
+from tensigma.experiments.kinds import Cell, Kind
+from tensigma.experiments.layer_errors import LayerErrors
+from tensigma.experiments.quick import quick_form
+from tensigma.experiments.reconstruction import Reconstruction
+from tensigma.experiments.results import Results
+from tensigma.experiments.settings import Config
+from tensigma.experiments.workshop import Overrides, Workshop
+
+KINDS: dict[str, Kind] = {"accuracy": Accuracy(), "layers": LayerErrors(), "reconstruction": Reconstruction()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproductionProgress:
+    """A cell has begun or ended."""
+
+    experiment: str
+    cell: str
+    #: Cells that are there, of all, over all experiments of this run.
+    done: int
+    total: int
+    #: Cells computed by this run itself, and the time it took.
+    computed: int
+    seconds: float
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds to go, by the mean of the cells so far."""
+        return self.seconds / self.computed * (self.total - self.done) if self.computed else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """How far an experiment is."""
+
+    name: str
+    config: str
+    kind: str
+    title: str
+    shown: str
+    done: int
+    total: int
+    #: What is missing before it can run at all.
+    needs: str | None
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """In words.
+
+        >>> State(name="a", config="b", kind="c", title="d", shown="e", done=2, total=9, needs=None, seconds=0.0).text
+        '2 of 9 cells'
+        """
+        if self.done == self.total:
+            return "done"
+        if self.done:
+            return f"{self.done} of {self.total} cells"
+        return "not run" if self.needs is None else f"needs {self.needs}"
+
+
+def kind_of(config: Config) -> Kind:
+    """The kind of an experiment, after checking that its config has what that needs."""
+    if config.kind not in KINDS:
+        raise InputError(f"{config.name} ({config.config}): kind {config.kind!r} came; there are {', '.join(KINDS)}")
+    kind = KINDS[config.kind]
+    kind.check(config)
+    return kind
+
+
+def state_of(config: Config, out: Path, data: Path | None = None, seed: int = 0) -> State:
+    """How far an experiment is, by the results in ``out``."""
+    cells = kind_of(config).cells(config, seed)
+    results = Results.open(out, config, seed)
+    missing = [] if data is None else [what for folder, what in config.needs.items() if not (data / folder).exists()]
+    if data is None:
+        missing = list(config.needs.values())
+    return State(
+        name=config.name,
+        config=config.config,
+        kind=config.kind,
+        title=config.title,
+        shown=config.shown,
+        done=sum(map(results.has, cells)),
+        total=len(cells),
+        needs=", ".join(missing) or None,
+        seconds=results.seconds,
+    )
+
+
+def reproduce(
+    configs: list[Config],
+    *,
+    data: Path | None,
+    out: Path,
+    cache: Path,
+    overrides: Overrides | None = None,
+    quick: bool = False,
+    seed: int = 0,
+    device: torch.device | None = None,
+    progress: Callable[[ReproductionProgress], None] = lambda state: None,
+    detail: Callable[[Any], None] | None = None,
+) -> list[Results]:
+    """Compute what is missing of several experiments, and write each cell as soon as it is there.
+
+    Args:
+        data: The folder that ``{data}`` stands for in the configs.
+        out: Where results are written, one JSON file for each experiment.
+        cache: Where statistics, solutions and accuracies are kept for other experiments and later runs.
+        quick: The quick form of each.
+        progress: Called before and after each cell; ``detail`` with what the library reports in between.
+    """
+    chosen = [quick_form(config) if quick else config for config in configs]
+    results = [Results.open(out, config, seed) for config in chosen]
+    todo: list[list[Cell]] = []
+    for config, found in zip(chosen, results, strict=True):
+        todo.append([cell for cell in kind_of(config).cells(config, seed) if not found.has(cell)])
+    total = sum(len(kind_of(config).cells(config, seed)) for config in chosen)
+    done, computed, start = total - sum(map(len, todo)), 0, time.perf_counter()
+
+    def tell(experiment: str, cell: str) -> None:
+        progress(
+            ReproductionProgress(
+                experiment=experiment,
+                cell=cell,
+                done=done,
+                total=total,
+                computed=computed,
+                seconds=time.perf_counter() - start,
+            )
+        )
+
+    for config, found, cells in zip(chosen, results, todo, strict=True):
+        kind = kind_of(config)
+        workshop = Workshop(data, cache, overrides=overrides, limit=config.limit, device=device, report=detail)
+        for cell in cells:
+            tell(config.name, cell.key)
+            begin = time.perf_counter()
+            found.add(cell, kind.run(config, cell, workshop), time.perf_counter() - begin)
+            done, computed = done + 1, computed + 1
+            tell(config.name, cell.key)
+        found.arrange(kind.cells(config, seed))
+    return results
