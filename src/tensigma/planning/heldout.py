@@ -33,17 +33,31 @@ class SetAside:
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches
-        #: What the last pass kept.
-        self.held: list[Any] = []
+        self._held: list[Any] = []
+
+    @property
+    def name(self) -> str:
+        """What the batches are called in results: held out or not, all of them had a part in what was made."""
+        return str(getattr(self._batches, "name", "batches"))
+
+    @property
+    def held(self) -> list[Any]:
+        """What the first pass kept."""
+        if not self._held:
+            raise InputError(
+                "every fifth batch is held out, from the second on, and there was no second one; give smaller batches, "
+                "or held-out data of their own"
+            )
+        return self._held
 
     def __iter__(self) -> Iterator[Any]:
-        if self.held:
+        if self._held:
             # A second pass, for whoever gathers in several: what is held out stays so only where the order is the same.
             yield from (batch for index, batch in enumerate(iterate(self._batches)) if index % _EVERY != _WHICH)
             return
         for index, batch in enumerate(iterate(self._batches)):
             if index % _EVERY == _WHICH:
-                self.held.append(batch)
+                self._held.append(batch)
             else:
                 yield batch
 
