@@ -19,6 +19,7 @@ from tensigma.cli.options import (
     DataNames,
     Device,
     Force,
+    Holdout,
     Layers,
     MaxSamples,
     MethodName,
@@ -32,7 +33,7 @@ from tensigma.cli.options import (
     Workers,
 )
 from tensigma.cli.outputs import MODEL, check_folder, is_output
-from tensigma.cli.plan import check_choice, plan_as_asked, plan_facts, statistics
+from tensigma.cli.plan import apart, check_choice, plan_as_asked, plan_facts, plan_notes, statistics
 from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import plan_table, report_table, summary_table
@@ -79,6 +80,7 @@ def compress(
     weights: Weights = None,
     data: DataNames = None,
     eval_data: EvalData = None,
+    holdout: Holdout = None,
     stats: Stats = None,
     max_samples: MaxSamples = None,
     batch_size: BatchSize = 64,
@@ -105,6 +107,12 @@ def compress(
           --stats stats/ --budget macs=0.3 --out small/
       tensigma compress torchvision:resnet18 --weights r18.pth \\
           --stats stats/ --plan plan.json --out small/
+      tensigma compress torchvision:resnet18 --weights r18.pth \\
+          --data imagefolder:photos --holdout imagefolder:others \\
+          --eval-data imagefolder:val --budget drop=0.01 --out small/
+
+    Images of --eval-data that had no part in --data and --holdout also give a
+    certificate: a bound on agreement for images nobody has seen.
 
     The recipe of the paper:
 
@@ -122,13 +130,18 @@ def compress(
     network = model_of(screen, model, weights, device, seed)
     images = data_of(data, batch_size, workers)
     judged = (data_of(eval_data, batch_size, workers) or images) if evaluate else None
+    # What a model was made with proves nothing about other images.
+    fresh = judged is not images and not set(eval_data or ()) & {*(data or ()), *(holdout or ())}
+    known_images, tried = apart(budget, stats, images, data_of(holdout, batch_size, workers))
     if given is not None:
         given.check_model(network)
     norms = [norm] if given is None else sorted({entry.norm.name for entry in given.compressed})
     with process_group(device):
-        known = statistics(screen, network, stats, images, norms, max_samples, device, seed)
+        known = statistics(screen, network, stats, known_images, norms, max_samples, device, seed)
         if given is None:
-            given = plan_as_asked(screen, network, known, budget, ranks, method, norm, layers, skip, seed)
+            given = plan_as_asked(screen, network, known, budget, ranks, method, norm, layers, skip, seed, tried)
+            for note in plan_notes(given):
+                screen.note(note)
         if screen.verbose and not screen.json:
             screen.show(plan_table(given))
         screen.note(f"compressing {len(given.compressed)} of {len(given)} layers")
@@ -146,6 +159,7 @@ def compress(
                 original=network,
                 latency=latency,
                 max_samples=max_samples if judged is images else None,
+                confidence=0.95 if fresh else None,
                 progress=progress,
             )
     elif evaluate:
@@ -156,6 +170,7 @@ def compress(
         "untrained": is_untrained(model, weights),
         "data": None if known is None else known.data,
         "samples": None if known is None else known.samples,
+        "searched_on": None if tried is None else name_of(tried),
         "evaluated_on": None if judged is None else name_of(judged),
         "evaluation": None if evaluation is None else evaluation.to_json(),
     }

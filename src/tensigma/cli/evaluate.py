@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +13,9 @@ from tensigma.cli.loading import data_of, is_untrained, model_of, name_of, neede
 from tensigma.cli.options import BatchSize, DataNames, Device, MaxSamples, ModelName, Weights, Workers
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import evaluation_table
+from tensigma.errors import StoreError
+from tensigma.pipeline import Report, load
 from tensigma.pipeline import evaluate as measure
-from tensigma.pipeline import load
 
 Compressed = Annotated[
     Path | None,
@@ -42,7 +44,8 @@ def evaluate(
     """Measure accuracy (where there are labels), agreement with the original, size and time.
 
     Agreement is the share of images on which both models answer alike; it needs
-    no labels.
+    no labels. It also gives a certificate: a bound for images nobody has seen,
+    valid where these images are like them and had no part in making the model.
 
     [bold]Examples[/bold]
 
@@ -60,6 +63,9 @@ def evaluate(
             screen.note("the original's own weights are not given (--weights), so nothing is compared with it")
     if not screen.speaks:
         return
+    fresh = name_of(images) not in _made_with(compressed)
+    if beside is not None and not fresh:
+        screen.note("no certificate: the model was made with these very images")
     with screen.progress("evaluating") as progress:
         found = measure(
             network,
@@ -68,6 +74,7 @@ def evaluate(
             latency=latency,
             rounds=rounds,
             max_samples=max_samples,
+            confidence=0.95 if fresh else None,
             progress=progress,
         )
     facts = {
@@ -77,4 +84,14 @@ def evaluate(
         **found.to_json(),
     }
     screen.note(f"{found.samples:,} samples of {name_of(images)}")
-    screen.result("evaluate", facts, evaluation_table(found))
+    certificate = [] if found.certificate is None else [str(found.certificate)]
+    screen.result("evaluate", facts, evaluation_table(found), *certificate)
+
+
+def _made_with(compressed: Path | None) -> set[str]:
+    """The data that a compressed model was calibrated or chosen with, as far as its report tells."""
+    try:
+        report = Report.from_json(json.loads(((compressed or Path()) / "report.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, StoreError):
+        return set()
+    return {str(report.notes[key]) for key in ("data", "searched_on") if report.notes.get(key)}

@@ -74,8 +74,10 @@ BudgetOption = Annotated[
     typer.Option(
         "--budget",
         parser=parse_budget,
-        metavar="params=X|macs=X",
-        help="The share of the whole model that may remain: params=0.5, macs=40%.",
+        metavar="params=X|macs=X|latency=X|drop=X",
+        help="The share of the whole model that may remain: params=0.5, macs=40%, latency=0.6 (time on this machine, "
+        "as in latency=0.6,runtime=eager,batch=8). Or the share of its answers that may be lost: drop=0.01, searched "
+        "on --holdout.",
         rich_help_panel=_WHAT,
     ),
 ]
@@ -84,9 +86,20 @@ RanksOption = Annotated[
     typer.Option(
         "--ranks",
         parser=parse_ranks,
-        metavar="vbmf=A|energy=X",
-        help="A rule instead of a budget: vbmf=0.5 (from the weights), energy=0.99 (of each layer's output).",
+        metavar="vbmf=A|sigma-vbmf=A|energy=X",
+        help="A rule instead of a budget: vbmf=0.5 (from the weights), sigma-vbmf=0.5 (from what they do to the data), "
+        "energy=0.99 (of each layer's output).",
         rich_help_panel=_WHAT,
+    ),
+]
+Holdout = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--holdout",
+        metavar="DATA",
+        help="Images on which --budget drop=X is searched: others than those of --data and of any evaluation. Labels "
+        "are read where there are any. Without it every fifth batch of --data is held out.",
+        rich_help_panel=_DATA,
     ),
 ]
 MethodName = Annotated[

@@ -11,46 +11,85 @@ import torch
 import typer
 
 from tensigma.errors import InputError
-from tensigma.planning import METHODS, NORMS, VBMF, Budget, Energy, Macs, Params, RankRule
+from tensigma.planning import (
+    METHODS,
+    NORMS,
+    VBMF,
+    Budget,
+    Drop,
+    Energy,
+    Latency,
+    Macs,
+    Params,
+    RankRule,
+    SigmaVBMF,
+)
 
-_BUDGETS: Mapping[str, Callable[[float], Budget]] = {"params": Params, "macs": Macs}
-_RULES: Mapping[str, Callable[[float], RankRule]] = {"vbmf": VBMF, "energy": Energy}
+_BUDGETS: Mapping[str, Callable[..., Budget]] = {"params": Params, "macs": Macs, "latency": Latency, "drop": Drop}
+_RULES: Mapping[str, Callable[..., RankRule]] = {"vbmf": VBMF, "sigma-vbmf": SigmaVBMF, "energy": Energy}
+#: What may follow the number, with commas between.
+_SETTINGS: Mapping[str, Mapping[str, Callable[[str], Any]]] = {
+    "latency": {"runtime": str, "batch": int},
+    "drop": {"measure": str, "trials": int},
+}
 
 METHOD_NAMES = ("auto", *METHODS)
 NORM_NAMES = tuple(NORMS)
 
 
 def parse_budget(text: str) -> Budget:
-    """``params=0.5`` or ``macs=40%``.
+    """``params=0.5``, ``macs=40%``, ``latency=0.6,runtime=eager,batch=8`` or ``drop=1%``.
 
     >>> parse_budget("params=0.5"), parse_budget("macs=40%")
     (Params(share=0.5), Macs(share=0.4))
+    >>> parse_budget("drop=1%,measure=agreement")
+    Drop(share=0.01, measure='agreement', trials=8)
     """
-    return _named(text, _BUDGETS, "params=0.5 or macs=0.5, the share of the original that may remain")
+    accepted = "params=0.5, macs=0.5 or latency=0.5, the share of the original that may remain, or drop=0.01, the share"
+    return _named(text, _BUDGETS, f"{accepted} of its answers that may be lost")
 
 
 def parse_ranks(text: str) -> RankRule:
-    """``vbmf=0.5`` or ``energy=0.99``.
+    """``vbmf=0.5``, ``sigma-vbmf=0.5`` or ``energy=0.99``.
 
-    >>> parse_ranks("vbmf=0.5"), parse_ranks("energy=99%")
-    (VBMF(alpha=0.5), Energy(share=0.99))
+    >>> parse_ranks("vbmf=0.5"), parse_ranks("sigma-vbmf=0.5"), parse_ranks("energy=99%")
+    (VBMF(alpha=0.5), SigmaVBMF(alpha=0.5), Energy(share=0.99))
     """
-    return _named(text, _RULES, "vbmf=ALPHA, such as vbmf=0.5, or energy=SHARE, such as energy=0.99")
+    accepted = "vbmf=ALPHA or sigma-vbmf=ALPHA, such as vbmf=0.5, or energy=SHARE, such as energy=0.99"
+    return _named(text, _RULES, accepted)
 
 
 def _named(text: str, makers: Mapping[str, Callable[[float], Any]], accepted: str) -> Any:
-    name, equals, value = text.partition("=")
+    first, *rest = text.split(",")
+    name, equals, value = first.partition("=")
     maker = makers.get(name.strip().lower())
     if maker is None or not equals:
         raise typer.BadParameter(f"{text!r} came; write {accepted}")
+    settings = _settings(rest, name.strip().lower())
     try:
         share = float(value.strip().removesuffix("%"))
     except ValueError:
         raise typer.BadParameter(f"{value.strip()!r} is no number; write {accepted}") from None
     try:
-        return maker(share / 100 if value.strip().endswith("%") else share)
+        return maker(share / 100 if value.strip().endswith("%") else share, **settings)
     except InputError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def _settings(items: Sequence[str], name: str) -> dict[str, Any]:
+    """What follows the number, such as ``batch=8``."""
+    known = _SETTINGS.get(name, {})
+    found: dict[str, Any] = {}
+    for item in items:
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if key not in known or not equals:
+            takes = f"takes {' and '.join(f'{each}=…' for each in known)}" if known else "takes nothing more"
+            raise typer.BadParameter(f"{item.strip()!r} came after {name}=; it {takes}")
+        try:
+            found[key] = known[key](value)
+        except ValueError:
+            raise typer.BadParameter(f"{key}={value!r} came; write a whole number") from None
+    return found
 
 
 def parse_method(text: str) -> str:

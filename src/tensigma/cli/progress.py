@@ -13,8 +13,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from tensigma.calibration import Progress as CalibrationProgress
+from tensigma.experiments.reproduction import ReproductionProgress
 from tensigma.pipeline import CompressionProgress, EvaluationProgress
-from tensigma.planning import PlanningProgress
+from tensigma.planning import PlanningProgress, SearchProgress, TimingProgress
 
 # Seconds between lines at first and at most: often enough to see that it lives, rarely enough for a log.
 _FIRST, _MOST = 2.0, 30.0
@@ -57,8 +58,17 @@ def _(state: CompressionProgress, seconds: float) -> Step:
 
 @step_of.register
 def _(state: PlanningProgress, seconds: float) -> Step:
-    text = f"curves of layer {state.done} of {state.total}, {state.layer}"
-    return Step(done=state.work, total=1.0, text=text, remaining=state.remaining)
+    return Step(done=state.work, total=1.0, text=str(state), remaining=state.remaining)
+
+
+@step_of.register
+def _(state: TimingProgress, seconds: float) -> Step:
+    return Step(done=state.done, total=state.total, text=str(state), remaining=state.remaining)
+
+
+@step_of.register
+def _(state: SearchProgress, seconds: float) -> Step:
+    return Step(done=state.done, total=state.total, text=str(state), remaining=state.remaining)
 
 
 @step_of.register
@@ -67,6 +77,13 @@ def _(state: EvaluationProgress, seconds: float) -> Step:
     remaining = None if state.total is None else seconds / max(state.done, 1) * (state.total - state.done)
     rate = _rate(state.samples / seconds if seconds > 0 else 0.0)
     return Step(done=state.done, total=state.total, text=f"{batches}, {rate}", remaining=remaining)
+
+
+@step_of.register
+def _(state: ReproductionProgress, seconds: float) -> Step:
+    rate = f", {60 * state.computed / state.seconds:.1f} a minute" if state.computed else ""
+    text = f"cell {state.done} of {state.total}{rate}, {state.experiment}: {state.cell}"
+    return Step(done=state.done, total=state.total, text=text, remaining=state.remaining)
 
 
 def _rate(samples: float) -> str:

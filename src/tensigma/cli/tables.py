@@ -143,6 +143,9 @@ def _quality(evaluation: Evaluation) -> list[list[str]]:
         step = "" if own is None or old is None else f"{100 * (own - old):+.2f} points"
         rows.append([name, percent(old), percent(own), step])
     rows.append(["agreement", "", percent(evaluation.agreement), ""])
+    certified = evaluation.certificate
+    if certified is not None:
+        rows.append(["at least", "", percent(certified.bound), f"with {100 * certified.confidence:g} % confidence"])
     old_time = None if first is None else first.latency
     change_of_time = speed(evaluation.speedup)
     rows.append(["latency", milliseconds(old_time), milliseconds(evaluation.latency), change_of_time])

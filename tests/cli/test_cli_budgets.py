@@ -1,0 +1,96 @@
+"""Budgets of time and of lost answers on the command line, and certificates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tensigma as ts
+from support_cli import DATA, MODEL
+from tensigma.planning import timetable
+
+HOLDOUT = "digits:?split=val&samples=60"
+SVD = ("--method", "svd")
+
+
+@pytest.fixture(autouse=True)
+def straight_clock(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    """Time is a matter of multiply-adds here, and kept in a folder of its own."""
+    monkeypatch.setenv("TENSIGMA_CACHE", str(place / "cache"))
+    monkeypatch.setattr(timetable, "measure", lambda chains, runtime: [chain.macs * 1e-9 for chain in chains])
+
+
+def test_time(run, run_json, stats: Path, weights: Path) -> None:
+    common = ("plan", MODEL, "--weights", weights, "--stats", stats, *SVD)
+    result = run(*common, "--budget", "latency=0.95,runtime=eager,batch=2", "--out", "plan.json")
+    assert "in eager at batch 2" in result.stderr
+    before, after = ts.Plan.load("plan.json").notes["latency"]["seconds"]
+    assert after <= 0.95 * before
+    found = run_json(*common, "--budget", "latency=1.0,runtime=eager")
+    assert found["notes"]["latency"]["batch"] == 1
+    assert any(Path("cache").iterdir())
+
+
+def test_lost_answers_on_data_of_their_own(run, run_json, stats: Path, weights: Path) -> None:
+    common = ("plan", MODEL, "--weights", weights, "--stats", stats, *SVD)
+    result = run(*common, "--budget", "drop=30%,trials=3", "--holdout", HOLDOUT, "--out", "plan.json")
+    assert "on 60 held-out samples" in result.stderr
+    note = ts.Plan.load("plan.json").notes["drop"]
+    assert note["measure"] == "accuracy"
+    assert note["kept"] >= note["original"] - 0.3
+    found = run_json(*common, "--budget", "drop=0.3,measure=agreement,trials=2", "--holdout", HOLDOUT)
+    assert found["notes"]["drop"]["measure"] == "agreement"
+    assert len(found["notes"]["drop"]["tried"]) <= 2
+
+
+def test_lost_answers_on_a_part_of_the_data(run_json, weights: Path) -> None:
+    """96 images in batches of 16: the second of six is held out, and the sixth would be the seventh."""
+    found = run_json(
+        *("compress", MODEL, "--weights", weights, "--data", DATA, "--batch-size", 16, *SVD),
+        *("--budget", "drop=0.3,trials=3", "--out", "small"),
+    )
+    assert found["plan"]["notes"]["drop"]["samples"] == 16
+    assert found["report"]["notes"]["samples"] == 80
+    # The only images at hand had a part in it, so they prove nothing.
+    assert found["evaluation"]["certificate"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--budget", "drop=0.1"), "--holdout"),
+        (("--budget", "params=0.5", "--holdout", HOLDOUT), "--holdout goes with"),
+        (("--budget", "drop=0.1,batch=3", "--holdout", HOLDOUT), "measure=… and trials=…"),
+        (("--budget", "params=0.5,batch=3"), "takes nothing more"),
+        (("--budget", "latency=0.5,batch=x"), "whole number"),
+        (("--budget", "latency=0.5,runtime=tvm"), "onnxruntime"),
+        (("--budget", "speed=2"), "latency=0.5"),
+        (("--ranks", "sigma=1"), "sigma-vbmf=ALPHA"),
+    ],
+)
+def test_wrong_budgets_are_explained(run, stats: Path, weights: Path, arguments: tuple, message: str) -> None:
+    code = 1 if arguments == ("--budget", "drop=0.1") else 2
+    result = run("plan", MODEL, "--weights", weights, "--stats", stats, *SVD, *arguments, code=code)
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_ranks_from_what_weights_do(run_json, stats: Path, weights: Path) -> None:
+    found = run_json("plan", MODEL, "--weights", weights, "--stats", stats, "--ranks", "sigma-vbmf=0.9")
+    assert any(layer["ranks"] for layer in found["layers"].values())
+
+
+def test_certificates_are_for_fresh_images(run, run_json, weights: Path) -> None:
+    fresh = "digits:?split=val"
+    found = run_json(
+        *("compress", MODEL, "--weights", weights, "--data", DATA, "--eval-data", fresh, *SVD),
+        *("--budget", "params=0.7", "--out", "small"),
+    )
+    certificate = found["evaluation"]["certificate"]
+    assert set(certificate) == {"samples", "agreed", "confidence", "bound"}
+    assert certificate["bound"] < certificate["agreed"] / certificate["samples"]
+    judge = ("evaluate", MODEL, "--weights", weights, "--compressed", "small", "--data")
+    assert "agrees with the original on at least" in run(*judge, fresh).stdout
+    stale = run(*judge, DATA)
+    assert "at least" not in stale.stdout
+    assert "made with these very images" in stale.stderr
