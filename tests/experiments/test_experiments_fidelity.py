@@ -48,12 +48,3 @@ def test_a_study_runs_cell_by_cell_goes_on_where_it_stopped_and_makes_a_table(
     assert f"## stand-in: {100 * found['original']['top1']:.1f} %" in text
     assert text.count(f"**{100 * found['tucker2/1/sigma']['top1']:.1f}**") >= 1
     assert not list(fidelity.run(STUDY, folder, found))
-
-
-def test_an_advantage_has_an_interval_around_it() -> None:
-    better = fidelity._pack([True] * 80 + [False] * 20)
-    worse = fidelity._pack([True] * 60 + [False] * 40)
-    points, low, high = fidelity.advantage(better, worse)
-    assert points == pytest.approx(20)
-    assert 10 < low < 20 < high < 30
-    assert fidelity.advantage(worse, better)[0] == pytest.approx(-20)

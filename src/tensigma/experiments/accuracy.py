@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from tensigma.errors import InputError
-from tensigma.experiments.hits import unpack_hits
-from tensigma.experiments.kinds import Block, Cell, Cells, Line, Panel, facts_of
+from tensigma.experiments.hits import advantage, unpack_hits
+from tensigma.experiments.kinds import Block, Cell, Cells, facts_of
 from tensigma.experiments.settings import Config, Series, Study
 from tensigma.experiments.workshop import Workshop, state_hash
 from tensigma.pipeline import compress
@@ -24,6 +24,7 @@ from tensigma.pipeline.finetuning import finetune
 from tensigma.pipeline.quantization import quantize
 from tensigma.pipeline.runtime import OnnxModel
 from tensigma.planning import VBMF, norm_of, plan
+from tensigma.report.figure import Line, Panel
 
 ORIGINAL = "original"
 # Batches whose images are put in random order together while fine-tuning.
@@ -90,7 +91,8 @@ class Accuracy:
                     # A centred norm adds a few biases; the largest rate is that without them.
                     rows.append([f"{alpha:g}", f"{max(rates):.2f}", *(_spread(group) for group in groups)])
             head = title if original is None else f"{title}: {100 * original['top1']:.2f} % before compression"
-            blocks.append(Block(title=head, columns=["α", "rate", *(each.name for each in series)], rows=rows))
+            columns = ["α", "rate", *(each.name for each in series)]
+            blocks.append(Block(title=head, columns=columns, rows=rows, notes=_order(cells, title, study, series)))
         return blocks
 
     def panels(self, config: Config, cells: Cells) -> list[Panel]:
@@ -211,6 +213,30 @@ def _quantized(config: Config, study: Study, series: Series, small: nn.Module, w
 
     facts = [precision, config.sources[source], config.sources[evaluation], workshop.limit, state_hash(small)]
     return workshop.kept("quantized", facts, measure)
+
+
+def _order(cells: Cells, title: str, study: Study, series: list[Series]) -> list[str]:
+    """In how many rows each series is ahead of the classical one on the same images, and in how many behind."""
+    classical = next((each for each in series if each.norm == "frobenius" and not each.finetune), None)
+    if classical is None:
+        return []
+    counts = []
+    for each in series:
+        if each is classical or each.precision != classical.precision:
+            continue
+        ahead = behind = total = 0
+        for alpha in study.alphas:
+            pair = [_matching(cells, title, alpha, way)[:1] for way in (each, classical)]
+            if all(pair):
+                _, low, high = advantage(pair[0][0]["hits"], pair[1][0]["hits"])
+                ahead, behind, total = ahead + (low > 0), behind + (high < 0), total + 1
+        if total:
+            counts.append(
+                f"{each.name} ahead in {ahead}" + (f" and behind in {behind}" if behind else "") + f" of {total}"
+            )
+    if not counts:
+        return []
+    return [f"Beside {classical.name}, on the same images and beyond chance (95 %): {'; '.join(counts)} rows."]
 
 
 def _accuracy(hits: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tensigma.errors import InputError
-from tensigma.experiments.settings import Config, parse_config
+from tensigma.experiments.settings import Config, Printed, parse_config
 
 #: The paper's tables and figures, by their labels, in its order.
 PAPER = (
@@ -37,14 +37,32 @@ PAPER = (
     "quantization_results",
     "resnet18_layer0_reconstruction",
 )
+#: Experiments that are not in the paper. Each has a config in ``configs/substitute`` and, where it needs one, a kind of
+#: its own in :data:`tensigma.experiments.reproduction.KINDS`.
+OWN: tuple[str, ...] = ()
+NAMES = PAPER + OWN
 CONFIGS = ("substitute", "paper")
 _FOLDER = resources.files("tensigma.experiments") / "configs"
 
 
 def check_name(name: str) -> None:
     """Refuse a name that no experiment has."""
-    if name not in PAPER:
-        raise InputError(f"there is no experiment {name!r}; there are {', '.join(PAPER)}, and all")
+    if name not in NAMES:
+        raise InputError(f"there is no experiment {name!r}; there are {', '.join(NAMES)}, and all")
+
+
+def configs_of(name: str) -> list[str]:
+    """The configs that come with an experiment.
+
+    >>> configs_of("fisher")
+    ['substitute', 'paper']
+    """
+    return [config for config in CONFIGS if (_FOLDER / config / f"{name}.toml").is_file()]
+
+
+def printed_of(name: str) -> Printed:
+    """The numbers that the paper itself prints; none for experiments that are not in it."""
+    return load_config(name, "paper").printed if "paper" in configs_of(name) else Printed()
 
 
 def load_config(name: str, config: str = "substitute") -> Config:
@@ -55,6 +73,8 @@ def load_config(name: str, config: str = "substitute") -> Config:
     """
     check_name(name)
     if config in CONFIGS:
+        if config not in configs_of(name):
+            raise InputError(f"{name} has no config {config!r}; it has {', '.join(configs_of(name))}")
         text = (_FOLDER / config / f"{name}.toml").read_text(encoding="utf-8")
         return parse_config(_toml(text, f"{name} ({config})"), name=name, config=config)
     file = Path(config)

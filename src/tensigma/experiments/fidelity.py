@@ -23,12 +23,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tensigma.calibration import calibrate
 from tensigma.errors import InputError
+from tensigma.experiments.hits import advantage, pack_hits
 from tensigma.pipeline import compress
 from tensigma.planning import VBMF, plan
 from tensigma.zoo import load_data, load_model
@@ -38,7 +38,6 @@ logger = logging.getLogger(__name__)
 TUCKER2_NORMS = ("frobenius", "activation", "fisher", "sigma", "centred")
 CP_NORMS = ("frobenius", "sigma", "centred")
 SEED = 0
-RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def run(study: Study, data: Path, found: dict[str, Any]) -> Generator[dict[str, 
     batches = [(x, y) for x, y in load_data(study.evaluation.format(data=data), batch_size=100) if y is not None]
     if "original" not in found:
         right = hits(model, batches)
-        found["original"] = {"rate": 1.0, "top1": sum(right) / len(right), "right": _pack(right)}
+        found["original"] = {"rate": 1.0, "top1": sum(right) / len(right), "right": pack_hits(right)}
         yield found
     stats = calibrate(model, load_data(study.calibration.format(data=data)), fisher="model", seed=SEED)
     for cell in cells:
@@ -130,35 +129,10 @@ def run(study: Study, data: Path, found: dict[str, Any]) -> Generator[dict[str, 
             "rate": report.before.params / report.after.params,
             "top1": sum(right) / len(right),
             "seconds": round(seconds, 1),
-            "right": _pack(right),
+            "right": pack_hits(right),
         }
         logger.info("%s %s: %.4f at %.2f", study.model, cell.key, found[cell.key]["top1"], found[cell.key]["rate"])
         yield found
-
-
-def _pack(right: list[bool]) -> str:
-    return f"{len(right)}:{np.packbits(np.array(right)).tobytes().hex()}"
-
-
-def _unpack(packed: str) -> np.ndarray:
-    count, bits = packed.split(":")
-    return np.unpackbits(np.frombuffer(bytes.fromhex(bits), dtype=np.uint8))[: int(count)].astype(float)
-
-
-def advantage(better: str, worse: str, seed: int = SEED) -> tuple[float, float, float]:
-    """Points by which one cell beats another on the same images, with a paired bootstrap interval of 95 %.
-
-    >>> same = _pack([True, False, True, True])
-    >>> advantage(same, same)
-    (0.0, 0.0, 0.0)
-    """
-    difference = _unpack(better) - _unpack(worse)
-    # A resample of n values out of {−1, 0, 1} is a multinomial draw of how often each comes.
-    shares = np.array([np.mean(difference == value) for value in (-1, 0, 1)])
-    draws = np.random.default_rng(seed).multinomial(len(difference), shares, size=RESAMPLES)
-    means = (draws[:, 2] - draws[:, 0]) / len(difference)
-    low, high = np.quantile(means, (0.025, 0.975))
-    return 100 * float(difference.mean()), 100 * float(low), 100 * float(high)
 
 
 _INTRODUCTION = """# Norms and methods on real models

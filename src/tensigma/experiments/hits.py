@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,17 +12,16 @@ RESAMPLES = 10_000
 def pack_hits(right: Sequence[bool]) -> str:
     """One bit an image.
 
-    >>> pack_hits([True, False, True, True]), unpack_hits("4:sA==").tolist()
-    ('4:sA==', [True, False, True, True])
+    >>> pack_hits([True, False, True, True]), unpack_hits("4:b0").tolist()
+    ('4:b0', [True, False, True, True])
     """
-    bits = np.packbits(np.array(right, dtype=bool)).tobytes()
-    return f"{len(right)}:{base64.b64encode(bits).decode()}"
+    return f"{len(right)}:{np.packbits(np.array(right, dtype=bool)).tobytes().hex()}"
 
 
 def unpack_hits(packed: str) -> np.ndarray:
     """What :func:`pack_hits` was given."""
     count, bits = packed.split(":")
-    return np.unpackbits(np.frombuffer(base64.b64decode(bits), dtype=np.uint8))[: int(count)].astype(bool)
+    return np.unpackbits(np.frombuffer(bytes.fromhex(bits), dtype=np.uint8))[: int(count)].astype(bool)
 
 
 def advantage(better: str, worse: str, seed: int = 0) -> tuple[float, float, float]:

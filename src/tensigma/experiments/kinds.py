@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from tensigma.experiments.settings import Config, Study
 from tensigma.experiments.workshop import Workshop
+from tensigma.report.figure import Panel
 
 Cells = Mapping[str, Mapping[str, Any]]
 
@@ -38,29 +39,6 @@ class Block:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = field(default=())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A line of a figure, with the half-width of a band around each value where that is known."""
-
-    name: str
-    points: Sequence[tuple[float, float]]
-    #: Drawn apart, where it is not the matter itself.
-    dashed: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Panel:
-    """One pair of axes."""
-
-    title: str
-    x_label: str
-    y_label: str
-    lines: Sequence[Line]
-    #: A level to compare with, such as the accuracy of the original.
-    reference: float | None = None
-    log_x: bool = False
 
 
 class Kind(Protocol):

@@ -6,11 +6,12 @@ import statistics
 from typing import Any
 
 from tensigma.errors import InputError
-from tensigma.experiments.kinds import Block, Cell, Cells, Panel, facts_of
+from tensigma.experiments.kinds import Block, Cell, Cells, facts_of
 from tensigma.experiments.settings import Config
 from tensigma.experiments.workshop import Workshop
 from tensigma.pipeline import compress
 from tensigma.planning import VBMF, norm_of, plan
+from tensigma.report.figure import Panel
 
 
 class LayerErrors:

@@ -10,10 +10,11 @@ from torch import nn
 
 from tensigma.errors import InputError
 from tensigma.experiments.hits import unpack_hits
-from tensigma.experiments.kinds import Block, Cell, Cells, Line, Panel, facts_of
+from tensigma.experiments.kinds import Block, Cell, Cells, facts_of
 from tensigma.experiments.settings import Config, Study
 from tensigma.experiments.workshop import Workshop
 from tensigma.linalg import CP, Metric, max_rank
+from tensigma.report.figure import Line, Panel
 
 
 class Reconstruction:

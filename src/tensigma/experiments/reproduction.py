@@ -14,7 +14,6 @@ from tensigma.errors import InputError
 from tensigma.experiments.accuracy import Accuracy
 from tensigma.experiments.kinds import Cell, Kind
 from tensigma.experiments.layer_errors import LayerErrors
-from tensigma.experiments.quick import quick_form
 from tensigma.experiments.reconstruction import Reconstruction
 from tensigma.experiments.results import Results
 from tensigma.experiments.settings import Config
@@ -107,7 +106,6 @@ def reproduce(
     out: Path,
     cache: Path,
     overrides: Overrides | None = None,
-    quick: bool = False,
     seed: int = 0,
     device: torch.device | None = None,
     progress: Callable[[ReproductionProgress], None] = lambda state: None,
@@ -119,15 +117,13 @@ def reproduce(
         data: The folder that ``{data}`` stands for in the configs.
         out: Where results are written, one JSON file for each experiment.
         cache: Where statistics, solutions and accuracies are kept for other experiments and later runs.
-        quick: The quick form of each.
         progress: Called before and after each cell; ``detail`` with what the library reports in between.
     """
-    chosen = [quick_form(config) if quick else config for config in configs]
-    results = [Results.open(out, config, seed) for config in chosen]
+    results = [Results.open(out, config, seed) for config in configs]
     todo: list[list[Cell]] = []
-    for config, found in zip(chosen, results, strict=True):
+    for config, found in zip(configs, results, strict=True):
         todo.append([cell for cell in kind_of(config).cells(config, seed) if not found.has(cell)])
-    total = sum(len(kind_of(config).cells(config, seed)) for config in chosen)
+    total = sum(len(kind_of(config).cells(config, seed)) for config in configs)
     done, computed, start = total - sum(map(len, todo)), 0, time.perf_counter()
 
     def tell(experiment: str, cell: str) -> None:
@@ -142,7 +138,7 @@ def reproduce(
             )
         )
 
-    for config, found, cells in zip(chosen, results, todo, strict=True):
+    for config, found, cells in zip(configs, results, todo, strict=True):
         kind = kind_of(config)
         workshop = Workshop(data, cache, overrides=overrides, limit=config.limit, device=device, report=detail)
         for cell in cells:

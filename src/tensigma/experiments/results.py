@@ -76,7 +76,8 @@ class Results:
     @classmethod
     def open(cls, folder: Path, config: Config, seed: int = 0) -> Results:
         """What is there of an experiment; refused where the file holds results of something else."""
-        file = folder / f"{config.name}.json"
+        parts = [config.name, *([] if config.config == "substitute" else [config.config]), *(["quick"] * config.quick)]
+        file = folder / f"{'.'.join(parts)}.json"
         if not file.exists():
             return cls(file, config, seed)
         content = read_results(file)

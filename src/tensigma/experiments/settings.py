@@ -143,6 +143,8 @@ class Config:
     seeds_of: Literal["solver", "images"] = "images"
     finetune: FineTuning | None = None
     printed: Printed = field(default_factory=Printed)
+    #: Whatever else a kind of experiment understands; it is for that kind to check.
+    options: dict[str, Any] = field(default_factory=dict)
     quick: bool = False
     #: At most so many images of any set; None for all. Set by the quick form.
     limit: int | None = None
@@ -221,6 +223,8 @@ def _read(kind: type[T], table: Any, where: str) -> T:
 def _value(hint: Any, value: Any, where: str) -> Any:
     """``value`` as the type ``hint``; TOML's lists become tuples."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
     if is_dataclass(hint) and isinstance(hint, type):
         return _read(hint, value, where)
     if origin is Literal:

@@ -20,12 +20,17 @@ def markdown(results: Results, printed: Printed, *, level: int = 2, figure: str 
     parts = [f"{head} {config.name}: {config.title}", *_origin(config)]
     if figure is not None:
         parts.append(f"![{config.title}]({figure})")
-    for block in kind_of(config).blocks(config, results.cells):
-        parts += _block(block)
+    if results.cells:
+        for block in kind_of(config).blocks(config, results.cells):
+            parts += _block(block)
+    else:
+        needs = " and ".join(config.needs.values())
+        reason = f": it needs {needs}, which is not part of this project" if needs else " yet"
+        parts.append(f"Not run{reason}.")
     parts += _printed(printed)
-    if config.remark:
-        parts.append(config.remark)
-    parts.append(f"<small>{_circumstances(results)}</small>")
+    if results.cells:
+        parts += [config.remark] if config.remark else []
+        parts.append(f"<small>{_circumstances(results)}</small>")
     return "\n\n".join(parts) + "\n"
 
 
@@ -50,7 +55,7 @@ def _origin(config: Config) -> list[str]:
 
 
 def _block(block: Block) -> list[str]:
-    return [f"**{block.title}**", table(block.columns, block.rows) if block.rows else "Not run yet.", *block.notes]
+    return [f"**{block.title}**", table(block.columns, block.rows), *block.notes]
 
 
 def _printed(printed: Printed) -> list[str]:

@@ -1,0 +1,243 @@
+"""``tensigma reproduce``: the paper's tables and figures, from configs to results to pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tensigma.cli.command import command
+from tensigma.cli.options import Device, Seed
+from tensigma.cli.outputs import write_text
+from tensigma.cli.progress import duration
+from tensigma.cli.screen import Screen
+from tensigma.cli.tables import Columns
+from tensigma.errors import InputError
+from tensigma.experiments.catalogue import NAMES, configs_of, load_config, printed_of
+from tensigma.experiments.paper_page import figure_title, write_page
+from tensigma.experiments.quick import quick_form
+from tensigma.experiments.reproduction import State, kind_of, state_of
+from tensigma.experiments.reproduction import reproduce as run
+from tensigma.experiments.results import Results
+from tensigma.experiments.settings import Config
+from tensigma.experiments.tables import markdown
+from tensigma.experiments.workshop import Overrides
+from tensigma.report.figure import SUFFIXES, draw
+
+ALL = "all"
+_DATA, _MODE = "Models and data", "What to do"
+
+Name = Annotated[
+    str | None,
+    typer.Argument(metavar="NAME", show_default=False, help="One of the labels that --list shows, or all."),
+]
+ConfigName = Annotated[
+    str, typer.Option("--config", metavar="NAME|FILE", help="substitute, paper, or a TOML file.", rich_help_panel=_MODE)
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="DIR", help="Folder of models and images, {data} in the configs.", rich_help_panel=_DATA
+    ),
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model", metavar="NAME=MODEL", help="Another model in place of one in the config.", rich_help_panel=_DATA
+    ),
+]
+Weights = Annotated[
+    list[str] | None,
+    typer.Option("--weights", metavar="NAME=FILE", help="Weights of a model in the config.", rich_help_panel=_DATA),
+]
+Sources = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source", metavar="NAME=DATA", help="Other images in place of a source in the config.", rich_help_panel=_DATA
+    ),
+]
+Out = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="Folder of results, one JSON each.", rich_help_panel=_MODE)
+]
+Cache = Annotated[
+    Path,
+    typer.Option(
+        "--cache", metavar="DIR", help="Folder of statistics and solutions that runs share.", rich_help_panel=_DATA
+    ),
+]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="A tiny form of the same, to see that it runs.", rich_help_panel=_MODE)
+]
+List = Annotated[bool, typer.Option("--list", help="Show all with their state; run nothing.", rich_help_panel=_MODE)]
+Table = Annotated[
+    bool,
+    typer.Option("--table", help="Show results as a table beside the paper's; run nothing.", rich_help_panel=_MODE),
+]
+To = Annotated[
+    Path | None,
+    typer.Option(
+        "--to",
+        metavar="FILE",
+        help="Write --table to a .md file, or as a figure to .svg or .png.",
+        rich_help_panel=_MODE,
+    ),
+]
+
+
+@command
+def reproduce(
+    screen: Screen,
+    name: Name = None,
+    config: ConfigName = "substitute",
+    data: Data = None,
+    model: Models = None,
+    weights: Weights = None,
+    source: Sources = None,
+    out: Out = Path("results/paper"),
+    cache: Cache = Path(".cache/reproduce"),
+    quick: Quick = False,
+    list_: List = False,
+    table: Table = False,
+    to: To = None,
+    seed: Seed = 0,
+    device: Device = None,
+) -> None:
+    """Run the paper's experiments, and turn their results into tables and figures.
+
+    Each has two configs. 'substitute' runs on small models and says so in every
+    output. 'paper' has the paper's own models, data and settings: give a folder
+    with torchvision's checkpoints and the data sets as --data, or name what lies
+    elsewhere with --weights and --source. Patterns such as '*' match any name.
+
+    Every result is written at once: a run that was stopped goes on where it was.
+
+    [bold]Examples[/bold]
+
+      tensigma reproduce --list
+      tensigma reproduce fisher --data DIR
+      tensigma reproduce all --data DIR --quick --out quick/
+      tensigma reproduce --table fisher
+      tensigma reproduce --table all --to docs/paper.md
+      tensigma reproduce alexnet --config paper --data DIR \\
+          --weights alexnet=alexnet.pth --source 'imagenet-val=imagefolder:val'
+    """
+    if to is not None and not table:
+        raise InputError("--to says where a table is written; add --table")
+    configs = [_config(each, config, quick) for each in _names(name, listing=list_)]
+    if list_:
+        _list(screen, [state_of(each, out, data, seed) for each in configs], config)
+        return
+    if table:
+        _table(screen, configs, out, to, seed)
+        return
+    overrides = Overrides(
+        models=_pairs("--model", model), weights=_pairs("--weights", weights), sources=_pairs("--source", source)
+    )
+    ready = _ready(screen, configs, out, data, seed, overrides)
+    with screen.progress("reproducing") as progress:
+        found = run(
+            ready,
+            data=data,
+            out=out,
+            cache=cache,
+            overrides=overrides,
+            seed=seed,
+            device=device,
+            progress=progress,
+        )
+    states = [state_of(each, out, data, seed) for each in ready]
+    facts = {"config": config, "out": str(out), "experiments": [_facts(state) for state in states]}
+    screen.result("reproduce", facts, _overview(states) if len(found) != 1 else _markdown(found[0]))
+    screen.note(f"results are in {out}; 'tensigma reproduce --table NAME' shows them beside the paper's")
+
+
+def _names(name: str | None, *, listing: bool) -> Sequence[str]:
+    if name == ALL or (name is None and listing):
+        return NAMES
+    if name is None:
+        raise InputError("name an experiment, or all; --list shows them")
+    return (name,)
+
+
+def _config(name: str, config: str, quick: bool) -> Config:
+    found = load_config(name, config)
+    return quick_form(found) if quick else found
+
+
+def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    pairs = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise InputError(f"{option} {text!r} came; write {option} NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def _ready(
+    screen: Screen, configs: list[Config], out: Path, data: Path | None, seed: int, overrides: Overrides
+) -> list[Config]:
+    """Those that can run; of several, the others are left out with a remark."""
+    ready = []
+    for config in configs:
+        needs = state_of(config, out, data, seed).needs
+        if needs is None or overrides.sources:
+            ready.append(config)
+        elif len(configs) == 1:
+            folders = ", ".join(config.needs)
+            raise InputError(f"{config.name} needs {needs}, which is not in the folder of --data ({folders}/)")
+        else:
+            screen.note(f"{config.name} is left out: it needs {needs}")
+    return ready
+
+
+def _list(screen: Screen, states: Sequence[State], config: str) -> None:
+    screen.result(
+        "reproduce", {"config": config, "experiments": [_facts(state) for state in states]}, _overview(states)
+    )
+
+
+def _overview(states: Sequence[State]) -> Columns:
+    rows = [
+        [
+            state.name,
+            state.kind,
+            state.shown,
+            str(state.total),
+            state.text,
+            duration(state.seconds) if state.done else "",
+        ]
+        for state in states
+    ]
+    return Columns(["experiment", "kind", "shown as", ">cells", "state", ">computed in"], rows)
+
+
+def _facts(state: State) -> dict[str, object]:
+    return {**vars(state), "configs": configs_of(state.name), "state": state.text}
+
+
+def _table(screen: Screen, configs: list[Config], out: Path, to: Path | None, seed: int) -> None:
+    results = [Results.open(out, config, seed) for config in configs]
+    if to is not None and to.suffix in SUFFIXES:
+        if len(results) != 1:
+            raise InputError(f"{to}: a figure shows one experiment; name it instead of all")
+        found = results[0]
+        panels = kind_of(found.config).panels(found.config, found.cells)
+        if not panels:
+            raise InputError(f"{found.config.name} is a table; give --to the name of a .md file")
+        draw(panels, to, title=figure_title(found.config))
+    elif to is not None:
+        if to.suffix != ".md":
+            raise InputError(f"{to}: a table is written to .md, a figure to {' or '.join(SUFFIXES)}")
+        if len(results) == 1:
+            write_text(to, _markdown(results[0]))
+        else:
+            write_page(results, to)
+    data = {"experiments": {each.config.name: each.cells for each in results}, "to": None if to is None else str(to)}
+    screen.result("reproduce", data, *([_markdown(each) for each in results] if to is None else [f"written to {to}"]))
+
+
+def _markdown(results: Results) -> str:
+    return markdown(results, printed_of(results.config.name))

@@ -1,0 +1,59 @@
+"""All results as one page of the documentation, figures beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tensigma.experiments.catalogue import printed_of
+from tensigma.experiments.reproduction import kind_of
+from tensigma.experiments.results import Results
+from tensigma.experiments.settings import Config
+from tensigma.experiments.tables import markdown
+from tensigma.files import whole_file
+from tensigma.report.figure import draw
+
+_INTRODUCTION = """# The paper's tables and figures
+
+{count} experiments, named after the labels in the paper's source. What was measured here stands first, the paper's own
+numbers below it where it prints any.
+
+{origin}
+
+Top-1 accuracy is in per cent, without any retraining unless a column says so. Ranks follow the paper's rule (VBMF with
+ratio α, truncated), layers are kernels larger than 1×1 except the first convolution (for AlexNet also Linear layers),
+and the rate is original ÷ compressed parameters of the whole model. "Tucker2-ALS" and "CP-ALS" are the classical
+decompositions under the Frobenius norm, solved by this library at TensorLy's error or below; Σ is the paper's norm,
+centred Σ the default here.
+
+Regenerate the results with `tensigma reproduce all --data DIR`, and this page with
+`tensigma reproduce --table all --to docs/paper.md`.
+"""
+_SUBSTITUTE = """**All of them are substitutes**: the paper's checkpoints are not part of this project, so smaller
+public networks take their place, as each section says. They are narrow where the paper's are wide, so rates and
+accuracies are not comparable number by number; what can be compared is which way of compressing is ahead, and by how
+much. The `paper` configs run the original settings for whoever has the checkpoints and data sets."""
+_OWN = "Models and data are those of the paper."
+
+
+def write_page(results: Sequence[Results], page: Path) -> None:
+    """Write the page to ``page`` and figures into a folder of the same name beside it."""
+    substitutes = any(each.config.substitute for each in results)
+    parts = [_INTRODUCTION.format(count=len(results), origin=_SUBSTITUTE if substitutes else _OWN)]
+    for each in results:
+        config = each.config
+        figure = None
+        panels = kind_of(config).panels(config, each.cells) if config.shown == "figure" and each.cells else []
+        if panels:
+            figure = f"{page.stem}/{config.name}.svg"
+            draw(panels, page.parent / figure, title=figure_title(config))
+        parts.append(markdown(each, printed_of(config.name), figure=figure))
+    page.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(page) as partial:
+        partial.write_text("\n".join(parts), encoding="utf-8")
+
+
+def figure_title(config: Config) -> str:
+    """What stands above a figure."""
+    quick = ", quick form" if config.quick else ""
+    return config.title + (quick if config.substitute is None else f" (substitute{quick})")

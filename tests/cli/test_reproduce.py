@@ -1,0 +1,120 @@
+"""``tensigma reproduce``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support_experiments import stand_ins
+from tensigma.experiments.catalogue import PAPER
+
+TINY = """
+kind = "accuracy"
+title = "Digits at two ranks"
+shown = "figure"
+substitute = "digits stand in for everything"
+
+[models.net]
+spec = "zoo:digits-cnn?width=6"
+title = "a net"
+
+[sources]
+test = "digits:?split=val&samples=40"
+train = "digits:?split=train&samples=40"
+
+[[series]]
+name = "classical"
+method = "tucker2"
+norm = "frobenius"
+
+[[series]]
+name = "Σ"
+method = "tucker2"
+norm = "sigma"
+source = "train"
+
+[[study]]
+model = "net"
+evaluation = "test"
+alphas = [0.9, 1.0]
+"""
+
+
+@pytest.fixture
+def config(place: Path) -> str:
+    (place / "tiny.toml").write_text(TINY)
+    return "tiny.toml"
+
+
+def test_all_are_listed_with_their_state(run_json, run):
+    found = run_json("reproduce", "--list")
+    assert [each["name"] for each in found["experiments"]] == list(PAPER)
+    states = {each["name"]: each["state"] for each in found["experiments"]}
+    assert states["fisher"] == "not run"
+    assert states["gnetc100-randomseeds"] == "needs CIFAR-100"
+    assert all(each["configs"] == ["substitute", "paper"] for each in found["experiments"])
+    text = run("reproduce", "--list", "--config", "paper").stdout
+    assert text.count("not run") == len(PAPER)
+
+
+def test_from_a_config_to_results_a_table_and_a_figure(run, run_json, place: Path, config: str):
+    ours = ("--config", config, "--out", "found")
+    text = run("reproduce", "fisher", *ours).stdout
+    assert "**Substitute.** digits stand in for everything" in text
+    stored = json.loads((place / "found" / "fisher.tiny.json").read_text())
+    assert stored["config"] == "tiny"
+    assert stored["substitute"] == "digits stand in for everything"
+    assert len(stored["cells"]) == 5
+    assert run_json("reproduce", "--list", "fisher", *ours)["experiments"][0]["state"] == "done"
+    assert run("reproduce", "--table", "fisher", *ours).stdout == text
+    found = run_json("reproduce", "--table", "fisher", *ours)
+    assert found["experiments"]["fisher"] == stored["cells"]
+    run("reproduce", "--table", "fisher", *ours, "--to", "fisher.svg")
+    assert "Digits at two ranks (substitute)" in (place / "fisher.svg").read_text()
+    run("reproduce", "--table", "fisher", *ours, "--to", "fisher.png")
+    assert (place / "fisher.png").read_bytes().startswith(b"\x89PNG")
+    run("reproduce", "--table", "fisher", *ours, "--to", "fisher.md")
+    assert (place / "fisher.md").read_text().strip() == text.strip()
+
+
+def test_the_whole_page(run, place: Path):
+    run("reproduce", "--table", "all", "--to", "docs/paper.md")
+    text = (place / "docs" / "paper.md").read_text()
+    assert all(f"\n## {name}: " in text for name in PAPER)
+    assert "| 0.85 | 2.53 | 20.9 | 66.5 |" in text
+
+
+def test_the_users_own_models_and_images(run, place: Path):
+    overrides = stand_ins(place)
+    run(
+        "reproduce",
+        "r18or-divdata",
+        *("--config", "paper", "--quick", "--out", "found"),
+        *("--model", f"*={overrides.models['*']}"),
+        *("--source", f"*={overrides.sources['*']}"),
+    )
+    found = json.loads((place / "found" / "r18or-divdata.paper.quick.json").read_text())
+    assert found["quick"] is True
+    assert len(found["cells"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name an experiment, or all"),
+        (("fishr",), "no experiment 'fishr'"),
+        (("fisher",), "--data DIR"),
+        (("fisher", "--config", "papr"), "give substitute, paper, or a TOML file"),
+        (("cpsigma-c100", "--data", "."), "needs CIFAR-100"),
+        (("fisher", "--to", "x.md"), "add --table"),
+        (("--table", "all", "--to", "x.svg"), "one experiment"),
+        (("--table", "fisher", "--to", "x.pdf"), "a table is written to .md"),
+        (("--table", "greedy_table", "--to", "x.svg"), "is a table"),
+        (("fisher", "--weights", "squeezenet"), "NAME=VALUE"),
+    ],
+)
+def test_what_cannot_be_done_is_said(run, place: Path, arguments: tuple[str, ...], message: str):
+    assert message in run("reproduce", *arguments, code=1).stderr
+    assert not (place / "results").exists()
