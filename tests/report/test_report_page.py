@@ -14,10 +14,11 @@ import pytest
 import tensigma as ts
 from tensigma.errors import MissingExtra, StoreError
 from tensigma.pipeline import Evaluation, Latency, LayerReport, Report, Size
-from tensigma.report import Run, render_report, write_report
+from tensigma.pipeline.certificate import Certificate
+from tensigma.report import Run, pictures, render_report, write_report
 from tensigma.report.charts import line_chart
 
-VOID = {"meta", "link"}
+VOID = {"meta", "link", "input", "wbr"}
 
 
 class Elements(HTMLParser):
@@ -167,6 +168,62 @@ def test_says_which_extra_is_missing(report: Report, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingExtra, match=r"tensigma\[report\]"):
         render_report(report)
+
+
+def test_the_certificate_is_shown_where_it_holds(report: Report, evaluation: Evaluation):
+    certified = replace(evaluation, samples=500, certificate=Certificate(samples=500, agreed=484))
+    fresh = replace(report, notes={"data": "npz:calibration", "evaluated_on": "npz:test"})
+    page = Elements(render_report(fresh, evaluation=certified))
+    assert "at least 95.1 % of inputs like these, with 95 % confidence" in page.text
+    assert "exact binomial, n = 500). It holds for" in page.text
+    # Samples that had a part in making the model, or in choosing it among others, prove nothing.
+    used: list[dict[str, Any]] = [{"data": "npz:a", "evaluated_on": "npz:a"}, {"comparison": [{}]}]
+    for notes in used:
+        assert "confidence" not in Elements(render_report(replace(report, notes=notes), evaluation=certified)).text
+
+
+def test_a_report_without_front_says_why(report: Report):
+    text = render_report(report)
+    assert "There is no slider here" in text
+    assert 'id="front"' not in text
+
+
+def test_spectra_are_drawn_within_their_frame(report: Report):
+    spectrum = {"rank": [0, 4, 8, 16], "error": [1.0, 0.4, 0.1, 0.0]}
+    drawn = pictures.curves(replace(report, spectra={"conv1": spectrum, "layer<1>.conv": spectrum, "absent": spectrum}))
+    assert [curve.layer.name for curve in drawn] == ["conv1", "layer<1>.conv"]
+    for curve in drawn:
+        for point in curve.line.split():
+            x, y = map(float, point.split(","))
+            assert 0 <= x <= pictures.WIDTH
+            assert 0 <= y <= pictures.HEIGHT
+    assert drawn[0].dot is None
+    assert drawn[1].dot == (pictures.WIDTH / 2, pictures.HEIGHT * (1 - 0.125))
+    assert "8 of 16 directions leave an error of 0.1 or less" in drawn[1].label
+
+
+@pytest.mark.parametrize("largest", [3e-4, 0.07, 0.2, 1.0, 7, 99, 36_864, 2.4e7])
+def test_ticks_reach_the_largest_in_few_steps(largest: float):
+    found = pictures.ticks(largest)
+    assert found[0] == 0
+    assert found[-2] < largest <= found[-1]
+    assert 2 <= len(found) <= 5
+
+
+def test_columns_keep_to_their_panel(report: Report):
+    found = pictures.columns(report)
+    assert [column.layer.name for column in found.columns] == ["conv1", "layer<1>.conv", "fc"]
+    for column in found.columns:
+        assert 0 <= column.after <= column.before <= 100
+        assert all(0 <= value <= 100 for value in (column.error, column.weight_error) if value is not None)
+    assert found.size_ticks[-1].label == "40 k"
+
+
+def test_an_evil_front_stays_data(report: Report):
+    evil = "</script><script>alert(1)</script>"
+    text = render_report(replace(report, front={"measures": {"params": {}}, "layers": [{"name": evil}]}))
+    assert "</script><script>alert" not in text
+    Elements(text)
 
 
 def test_chart_keeps_to_its_frame():

@@ -4,40 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tensigma.errors import MissingExtra
 from tensigma.files import whole_file
-from tensigma.pipeline import Evaluation, LayerReport, Report
-from tensigma.report import numbers
+from tensigma.pipeline import Evaluation, Report
+from tensigma.report import numbers, pictures
+from tensigma.report.cards import cards, facts
 from tensigma.report.charts import line_chart
 from tensigma.report.comparison import Run
-
-
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """One headline number, before and after."""
-
-    name: str
-    before: str
-    after: str
-    change: str
-    #: What is left of what was there, for a small bar; None where that means nothing.
-    share: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bars:
-    """One layer as bars, in percent of the longest."""
-
-    layer: LayerReport
-    before: float
-    after: float
-    #: The same for errors, in percent of the largest error; None for a dense layer.
-    error: float | None
-    weight_error: float | None
+from tensigma.report.explorer import NO_FRONT, explorer
 
 
 def write_report(
@@ -50,8 +27,9 @@ def write_report(
 ) -> None:
     """Write a page about a compression to the file ``path``; a file that is there is replaced in one step.
 
-    The page needs no network and no other file. It follows the reader's choice of light or dark, sorts its table and
-    can be printed.
+    The page needs no network and no other file. Where the report carries the front of its plan, a slider moves the
+    budget, shows what would become of every layer, and gives the command or the plan for it. The page follows the
+    reader's choice of light or dark, sorts its tables and can be printed.
 
     Args:
         report: What :func:`tensigma.compress` returned.
@@ -80,12 +58,26 @@ def render_report(
         report=report,
         evaluation=evaluation,
         cards=cards(report, evaluation),
-        bars=bars(report),
+        explorer=explorer(report),
+        no_front=NO_FRONT,
+        methods=sorted({layer.method for layer in report.layers}),
+        columns=pictures.columns(report),
+        curves=pictures.curves(report),
+        breakable=_breakable,
+        width=pictures.WIDTH,
+        height=pictures.HEIGHT,
         runs=comparison,
         chart=line_chart(comparison, original) if comparison else None,
         facts=facts(report, evaluation),
         **{name: getattr(numbers, name) for name in ("number", "short", "percent", "error", "times")},
     )
+
+
+def _breakable(name: str) -> Any:
+    """A layer's name that may go on in the next line after each dot."""
+    from markupsafe import Markup
+
+    return Markup(".<wbr>").join(name.split("."))
 
 
 def check_renderer() -> None:
@@ -107,81 +99,3 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-
-def cards(report: Report, evaluation: Evaluation | None) -> list[Card]:
-    """The headline: size always, quality and time where they were measured."""
-    before, after = report.before, report.after
-    found = [_size("Parameters", before.params, after.params)]
-    if before.macs is not None and after.macs is not None:
-        found.append(_size("Multiply-adds", before.macs, after.macs))
-    found.append(_size("Bytes", before.bytes, after.bytes, "B"))
-    if evaluation is None:
-        return found
-    first = evaluation.original
-    for name, old, new in (
-        ("Top-1 accuracy", None if first is None else first.top1, evaluation.top1),
-        ("Top-5 accuracy", None if first is None else first.top5, evaluation.top5),
-    ):
-        if new is not None:
-            step = "" if old is None else f"{100 * (new - old):+.2f} points"
-            found.append(Card(name=name, before=numbers.percent(old), after=numbers.percent(new), change=step))
-    if evaluation.agreement is not None:
-        words = "of answers are those of the original"
-        found.append(Card(name="Agreement", before="", after=numbers.percent(evaluation.agreement), change=words))
-    if evaluation.latency is not None:
-        old_time = None if first is None else first.latency
-        ratio = ", ".join(filter(None, [numbers.speed(evaluation.speedup), "one thread"]))
-        new_text = numbers.milliseconds(evaluation.latency)
-        found.append(Card(name="Latency", before=numbers.milliseconds(old_time), after=new_text, change=ratio))
-    return found
-
-
-def _size(name: str, before: int, after: int, unit: str = "") -> Card:
-    return Card(
-        name=name,
-        before=numbers.short(before, unit),
-        after=numbers.short(after, unit),
-        change=numbers.times(before, after, "fewer" if not unit else "smaller"),
-        share=after / before if before else None,
-    )
-
-
-def bars(report: Report) -> list[Bars]:
-    """Every layer's parameters and errors, in percent of the largest."""
-    longest = max((layer.before.params for layer in report.layers), default=0) or 1
-    errors = [value for layer in report.layers for value in (layer.error, layer.frobenius_error) if value is not None]
-    largest = max(errors, default=0.0) or 1.0
-
-    def share(value: float | None) -> float | None:
-        return None if value is None else 100 * value / largest
-
-    return [
-        Bars(
-            layer=layer,
-            before=100 * layer.before.params / longest,
-            after=100 * layer.after.params / longest,
-            error=share(layer.error),
-            weight_error=share(layer.frobenius_error),
-        )
-        for layer in report.layers
-    ]
-
-
-def facts(report: Report, evaluation: Evaluation | None) -> list[tuple[str, str]]:
-    """How it was made."""
-    notes = report.notes
-    norms = sorted({layer.norm for layer in report.compressed if layer.norm})
-    found = [
-        ("Model", notes.get("model")),
-        ("Weights", "random" if notes.get("untrained") else notes.get("weights")),
-        ("Calibrated with", notes.get("data")),
-        ("Calibration samples", numbers.number(notes["samples"]) if notes.get("samples") else None),
-        ("Evaluated on", notes.get("evaluated_on")),
-        ("Evaluation samples", None if evaluation is None else numbers.number(evaluation.samples)),
-        ("Norm", ", ".join(norms)),
-        ("Layers compressed", f"{len(report.compressed)} of {len(report.layers)}"),
-        ("Time to compress", f"{report.seconds:.1f} s"),
-        ("Tensigma", report.library),
-    ]
-    return [(name, str(value)) for name, value in found if value]
