@@ -188,3 +188,19 @@ def test_judging_leaves_the_models_as_they_were() -> None:
     kept = Judge(net, rows(2, seed=1))(net)
     assert (kept.share, kept.lost, kept.samples) == (1.0, 0.0, 100)
     assert net.training
+
+
+def test_one_call_holds_out_by_itself() -> None:
+    net, batches = classifier(), rows(10, seed=0)
+    _, report = ts.compress(net, batches, budget=ts.Drop(0.15), sequential=False)
+    plan = ts.plan(net, budget=ts.Drop(0.15), data=batches)
+    assert report.after.params == plan.after.params
+    dicts = [{"x": x, "extra": x} for x in batches]
+    _, same = ts.compress(net, dicts, budget=ts.Drop(0.15), input="x", sequential=False)
+    assert same.after.params == report.after.params
+    held_out = rows(4, seed=3)
+    small, own = ts.compress(net, iter(batches), budget=ts.Drop(0.15), data=held_out, sequential=False)
+    agreement = ts.evaluate(small, held_out, original=net).agreement
+    assert agreement is not None
+    assert agreement >= 0.85
+    assert own.rate > 1

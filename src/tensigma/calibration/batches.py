@@ -65,7 +65,7 @@ def is_one_shot(batches: Any) -> bool:
     """Whether a second iteration would find nothing."""
     if isinstance(batches, tuple | list):
         return any(is_one_shot(item) for item in batches if not is_batch(item))
-    return isinstance(batches, Iterator)
+    return isinstance(batches, Iterator) or bool(getattr(batches, "is_one_shot", False))
 
 
 def input_of(batch: Any, key: str | int | None, index: int) -> Tensor:

@@ -36,13 +36,21 @@ class SetAside:
         self._held: list[Any] = []
 
     @property
+    def is_one_shot(self) -> bool:
+        """Whether a second pass would find nothing."""
+        return is_one_shot(self._batches)
+
+    @property
     def name(self) -> str:
         """What the batches are called in results: held out or not, all of them had a part in what was made."""
         return str(getattr(self._batches, "name", "batches"))
 
     @property
     def held(self) -> list[Any]:
-        """What the first pass kept."""
+        """What the first pass kept; it is made now where nobody has made it."""
+        if not self._held:
+            for _ in self:
+                pass
         if not self._held:
             raise InputError(
                 "every fifth batch is held out, from the second on, and there was no second one; give smaller batches, "

@@ -42,6 +42,7 @@ def plan(
     options: Mapping[str, Any] | None = None,
     saving: Saving | None = None,
     data: Any = None,
+    input: str | int | None = None,
     progress: bool | Callable[[Any], None] = False,
 ) -> Plan:
     """Decide which layers of ``model`` are compressed, in which format and with which ranks. Nothing is solved.
@@ -67,6 +68,7 @@ def plan(
         data: Under ``Drop`` the held-out batches on which plans are tried; labels are read where it counts them.
             Otherwise, batches to calibrate with where ``stats`` is not given. Under ``Drop`` without ``stats`` they
             serve both: every fifth batch, from the second on, is held out, the others calibrate.
+        input: The entry or position of the model's input in a batch of ``data``.
         progress: True for lines in the log, or a function that is called with a
             :class:`~tensigma.planning.PlanningProgress` after the curves of each layer, which a budget needs, a
             :class:`~tensigma.planning.TimingProgress` after each shape that ``Latency`` has timed and a
@@ -107,7 +109,7 @@ def plan(
         fisher = next((norm.fisher for norm in needy if norm.fisher), None)
         if isinstance(budget, Drop):
             data = SetAside(data)
-        stats = calibrate(model, data, fisher=fisher)
+        stats = calibrate(model, data, fisher=fisher, input=input)
         if isinstance(data, SetAside):
             data = data.held
     if stats is not None:
@@ -126,7 +128,7 @@ def plan(
     report = reporter(progress)
     allocation = Allocation(drafts, n_params=n_params, report=report)
     if isinstance(budget, Drop):
-        judge = Judge(model, data, measure=budget.measure)
+        judge = Judge(model, data, measure=budget.measure, input=input)
         return smallest_plan(allocation, budget, build=Builder(model, stats), judge=judge, report=report)
     assert isinstance(budget, CostBudget)
     return allocation.plan(budget, progress=progress)
