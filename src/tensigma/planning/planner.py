@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import nn
@@ -17,15 +16,15 @@ from tensigma.planning.candidate import Candidate
 from tensigma.planning.drop import Builder, Drop, smallest_plan
 from tensigma.planning.entry import Entry
 from tensigma.planning.heldout import Judge, SetAside
-from tensigma.planning.methods import METHODS, Method, choices_of, method_of
-from tensigma.planning.norms import Norm, norm_of
-from tensigma.planning.patterns import matches, select
+from tensigma.planning.methods import choices_of, method_of
+from tensigma.planning.norms import norm_of
+from tensigma.planning.patterns import select
 from tensigma.planning.plans import Plan
 from tensigma.planning.progress import reporter
-from tensigma.planning.ranks import RankRule, Ranks, check_given
+from tensigma.planning.ranks import RankRule
+from tensigma.planning.wishes import Wish, Wishes, known_method, known_options
 
 Saving = Literal["params", "macs", "none"]
-_OVERRIDES = ("method", "ranks", "norm", "options")
 
 
 def plan(
@@ -98,7 +97,7 @@ def plan(
     names = [layer.name for layer in found]
     if ranks is not None:
         ranks.check_names(names)
-    wishes = _Wishes(_Wish(_known(method), norm_of(norm), ranks, _known_options(options)), overrides or {}, names)
+    wishes = Wishes(Wish(known_method(method), norm_of(norm), ranks, known_options(options)), overrides or {}, names)
     needy = [norm for norm in wishes.norms if norm.needs_stats]
     if stats is None and needy:
         if data is None:
@@ -134,72 +133,6 @@ def plan(
     return allocation.plan(budget, progress=progress)
 
 
-@dataclass(frozen=True)
-class _Wish:
-    """What the caller asked for, for one layer."""
-
-    #: A name, because "auto" means several methods.
-    method: str | Method
-    norm: Norm
-    ranks: RankRule | None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-class _Wishes:
-    """The common wish and the overrides of it."""
-
-    def __init__(self, common: _Wish, overrides: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
-        self.common = common
-        self.overrides: list[tuple[str, dict[str, Any]]] = []
-        select(list(overrides), names, what="overrides")
-        for pattern, given in overrides.items():
-            unknown = [key for key in given if key not in _OVERRIDES]
-            if unknown:
-                raise InputError(f"overrides[{pattern!r}] has {unknown[0]!r}; it takes {', '.join(_OVERRIDES)}")
-            wish: dict[str, Any] = {}
-            if "method" in given:
-                wish["method"] = _known(given["method"])
-            if "norm" in given:
-                wish["norm"] = norm_of(given["norm"])
-            if "options" in given:
-                wish["options"] = _known_options(given["options"])
-            if "ranks" in given:
-                wish["ranks"] = _rule(given["ranks"], pattern)
-            self.overrides.append((pattern, wish))
-
-    @property
-    def norms(self) -> list[Norm]:
-        return [self.common.norm, *(wish["norm"] for _, wish in self.overrides if "norm" in wish)]
-
-    def of(self, name: str) -> _Wish:
-        merged = dict(vars(self.common))
-        for pattern, wish in self.overrides:
-            if matches(name, pattern):
-                merged.update(wish)
-        return _Wish(**merged)
-
-
-def _known(method: str | Method) -> str | Method:
-    """The same, after checking that there is such a method."""
-    method_of(method)
-    return method
-
-
-def _rule(ranks: Any, pattern: str) -> RankRule:
-    if isinstance(ranks, RankRule):
-        return ranks
-    check_given(ranks, f"overrides[{pattern!r}]")
-    return Ranks({pattern: ranks if isinstance(ranks, int) else tuple(ranks)})
-
-
-def _known_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    known = {option for method in METHODS.values() for option in method.options}
-    for option in options or {}:
-        if option not in known:
-            raise InputError(f"no solver has an option {option!r}; known are {', '.join(sorted(known))}")
-    return dict(options or {})
-
-
 class _Sieve:
     """Which layers the caller wants compressed."""
 
@@ -231,7 +164,7 @@ def _first_convolution(found: Sequence[Layer], stats: Calibration | None) -> set
     return set()
 
 
-def _draft(layer: Layer, wish: _Wish, sieve: _Sieve, stats: Calibration | None) -> Entry | Candidate:
+def _draft(layer: Layer, wish: Wish, sieve: _Sieve, stats: Calibration | None) -> Entry | Candidate:
     """A layer that may be compressed as a candidate; any other as a dense entry with the reason."""
     geometry = layer.geometry
     if geometry is None:
@@ -262,7 +195,7 @@ def _draft(layer: Layer, wish: _Wish, sieve: _Sieve, stats: Calibration | None) 
     )
 
 
-def _rules(candidates: Sequence[Candidate], wishes: _Wishes) -> Iterator[tuple[Candidate, RankRule]]:
+def _rules(candidates: Sequence[Candidate], wishes: Wishes) -> Iterator[tuple[Candidate, RankRule]]:
     """The candidates that have a rule of their own; the others share the budget."""
     for layer in candidates:
         rule = wishes.of(layer.name).ranks
