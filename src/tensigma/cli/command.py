@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -63,6 +65,14 @@ def command(function: Callable[..., None], *, threads: int | None = None) -> Cal
     run.__signature__ = own.replace(parameters=keyword_only)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in keyword_only}
     return run
+
+
+def command_line() -> list[str] | None:
+    """What was typed, from the name of the program on; None where the command runs inside another program."""
+    program = Path(sys.argv[0])
+    if program.stem != "tensigma" and program.parts[-2:] != ("tensigma", "__main__.py"):
+        return None
+    return ["tensigma", *sys.argv[1:]]
 
 
 @contextmanager

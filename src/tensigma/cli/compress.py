@@ -11,7 +11,7 @@ import typer
 from torch import nn
 
 from tensigma.calibration.distributed import process_group
-from tensigma.cli.command import command
+from tensigma.cli.command import command, command_line
 from tensigma.cli.loading import data_of, is_untrained, model_of, name_of
 from tensigma.cli.options import (
     BatchSize,
@@ -165,6 +165,7 @@ def compress(
     elif evaluate:
         screen.note("not evaluated: give --data or --eval-data")
     notes = {
+        "command": command_line(),
         "model": model,
         "weights": None if weights is None else str(weights),
         "untrained": is_untrained(model, weights),

@@ -84,6 +84,7 @@ def demo(screen: Screen, out: Out = Path("demo-output"), cache: Cache = None, se
     chosen = _chosen(trials)
     notes: dict[str, Any] = {
         "title": "A small CNN for handwritten digits",
+        "command": ["tensigma", "compress", MODEL, "--weights", str(weights), "--data", TRAIN, "--eval-data", TEST],
         "model": MODEL,
         "weights": str(weights),
         "data": TRAIN,

@@ -53,11 +53,12 @@ def cards(report: Report, evaluation: Evaluation | None) -> list[Card]:
 def certificate(report: Report, evaluation: Evaluation | None) -> Certificate | None:
     """The bound on agreement, where nothing that is known about the run takes it away.
 
-    It needs samples that had no part in making the model: not those of the calibration, and not those by which one
-    result was chosen among several.
+    It needs samples that had no part in making the model: not those of the calibration or of a search, and not those by
+    which one result was chosen among several.
     """
     notes = report.notes
-    used = bool(notes.get("comparison")) or (notes.get("data") and notes["data"] == notes.get("evaluated_on"))
+    judged = notes.get("evaluated_on")
+    used = notes.get("comparison") or (judged and judged in (notes.get("data"), notes.get("searched_on")))
     return None if evaluation is None or used else evaluation.certificate
 
 
@@ -87,6 +88,7 @@ def facts(report: Report, evaluation: Evaluation | None) -> list[tuple[str, str]
         ("Weights", "random" if notes.get("untrained") else notes.get("weights")),
         ("Calibrated with", notes.get("data")),
         ("Calibration samples", numbers.number(notes["samples"]) if notes.get("samples") else None),
+        ("Searched with", notes.get("searched_on")),
         ("Evaluated on", notes.get("evaluated_on")),
         ("Evaluation samples", None if evaluation is None else numbers.number(evaluation.samples)),
         ("Certificate", None if certified is None else _certificate(certified)),

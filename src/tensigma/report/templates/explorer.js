@@ -45,6 +45,8 @@
 
   const planNow = () => {
     const plan = structuredClone(data.plan);
+    // What was measured on the way to this model says nothing about another one.
+    if (at !== columns.chosen && plan.notes) plan.notes = {};
     data.layers.forEach((layer, index) => {
       const [method, ranks, params, macs, error] = option(index), own = plan.layers[layer.name];
       own.method = method || own.method;
