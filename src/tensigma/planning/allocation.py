@@ -19,6 +19,8 @@ from tensigma.planning.plans import Plan
 from tensigma.planning.progress import PlanningProgress, Report, reporter
 from tensigma.planning.timing import runtime_facts
 
+_SMALLEST = 2_000_000
+
 
 @dataclass(frozen=True)
 class TradeOff:
@@ -122,8 +124,9 @@ class _Priced:
 
 def _curves(layers: Sequence[Candidate], report: Report) -> dict[str, list[Option]]:
     start = time.perf_counter()
-    # Products with the gram make up most of the work; layers differ a thousandfold.
-    work = [layer.geometry.n_weights * layer.geometry.patch_size for layer in layers]
+    # Products with the gram make up most of the work; layers differ a thousandfold. Small ones take as long as their
+    # solvers take to turn round, which is known from measuring.
+    work = [layer.geometry.n_weights * layer.geometry.patch_size + _SMALLEST * len(layer.choices) for layer in layers]
     curves: dict[str, list[Option]] = {}
     for done, layer in enumerate(layers, start=1):
         curves[layer.name] = curve(layer)
