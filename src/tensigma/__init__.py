@@ -4,23 +4,43 @@ from importlib.metadata import version
 
 from tensigma import linalg
 from tensigma.calibration import Calibration, LayerStats, calibrate
-from tensigma.pipeline import Evaluation, FineTuning, Report, compress, compress_, evaluate, finetune, load, save
+from tensigma.pipeline import (
+    Certificate,
+    Evaluation,
+    Exported,
+    FineTuning,
+    Quantized,
+    Refine,
+    Report,
+    compress,
+    compress_,
+    evaluate,
+    export,
+    finetune,
+    load,
+    quantize,
+    save,
+)
 from tensigma.planning import VBMF, Drop, Energy, Latency, Macs, Params, Plan, Ranks, SigmaVBMF, plan
 from tensigma.report import write_report
 
 __all__ = [
     "VBMF",
     "Calibration",
+    "Certificate",
     "Drop",
     "Energy",
     "Evaluation",
+    "Exported",
     "FineTuning",
     "Latency",
     "LayerStats",
     "Macs",
     "Params",
     "Plan",
+    "Quantized",
     "Ranks",
+    "Refine",
     "Report",
     "SigmaVBMF",
     "__version__",
@@ -28,10 +48,12 @@ __all__ = [
     "compress",
     "compress_",
     "evaluate",
+    "export",
     "finetune",
     "linalg",
     "load",
     "plan",
+    "quantize",
     "save",
     "write_report",
 ]

@@ -8,23 +8,32 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from tensigma.calibration import Calibration, calibrate
+from tensigma.calibration.batches import is_one_shot
+from tensigma.calibration.distributed import rank_and_size
 from tensigma.errors import InputError
 from tensigma.layers import find_layers, replace_
+from tensigma.pipeline.batchnorm import reestimate_bn_
 from tensigma.pipeline.cache import Cache
 from tensigma.pipeline.counting import count_params, size_of
 from tensigma.pipeline.jobs import Job
 from tensigma.pipeline.progress import reporter
+from tensigma.pipeline.refinement import Refine, blocks_around, refine_
 from tensigma.pipeline.report import LayerReport, Report, Size
+from tensigma.pipeline.sequential import fit_in_sequence
 from tensigma.pipeline.sharing import run_shared
 from tensigma.pipeline.spectra import spectra_data
-from tensigma.planning import Budget, Entry, Plan, RankRule, norm_of, plan
+from tensigma.planning import Budget, Drop, Entry, Plan, RankRule, SetAside, norm_of, plan
 from tensigma.planning.frontdata import front_data
 from tensigma.planning.solve import Solution
+
+# Sequential fitting runs both networks over the data once for each layer. Unless asked for, it stays within so many
+# passes of a sample in all, and within so many samples, beyond which little is gained.
+_AUTO_PASSES, _AUTO_SAMPLES = 20_000, 1_000
 
 
 def compress(
@@ -40,6 +49,10 @@ def compress(
     skip: str | Sequence[str] | None = None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     data: Any = None,
+    sequential: bool | Literal["auto"] = "auto",
+    refine: int | Refine | None = None,
+    reestimate_bn: bool = False,
+    input: str | int | None = None,
     progress: bool | Callable[[Any], None] = False,
     cache: str | os.PathLike[str] | None = None,
     workers: int | None = None,
@@ -54,15 +67,27 @@ def compress(
         plan_or_batches: A plan, or batches as :func:`tensigma.calibrate` takes them.
         stats: What calibration gathered; not needed where all norms of the plan are ``"frobenius"``.
         budget: For the one-call form, as are ``ranks``, ``method``, ``norm``, ``layers``, ``skip`` and ``overrides``.
-        data: Batches to calibrate with where a plan comes without ``stats``.
+        data: Batches, of which labels are never read, for what a plan and its statistics cannot do alone: calibration
+            where ``stats`` is missing, and the three options below. In the one-call form they are the batches; under
+            ``Drop`` they are the held-out batches that it is searched on, in place of every fifth of the batches, from
+            the second on.
+        sequential: Fit each layer on inputs from the layers already compressed, towards the outputs of the original.
+            Both networks run over the data once for each layer. ``"auto"`` does so, on up to 1,000 samples, wherever
+            ``data`` is at hand, can be read again, and the norm is ``"centred"`` or ``"sigma"``.
+        refine: Afterwards train the small model to answer like the original, without labels: the number of samples to
+            pass through it, or a :class:`~tensigma.Refine`.
+        reestimate_bn: Afterwards take the statistics of BatchNorm layers anew from ``data``.
+        input: The entry or position of the model's input in a batch.
         progress: True for lines in the log, or a function that is called with a
             :class:`~tensigma.pipeline.CompressionProgress` after each layer (and, while calibrating, with a
             :class:`~tensigma.calibration.Progress` after each batch, while planning with a
-            :class:`~tensigma.planning.PlanningProgress`).
+            :class:`~tensigma.planning.PlanningProgress`, while refining with a
+            :class:`~tensigma.pipeline.RefinementProgress`).
         cache: A folder of solutions. What is found there is not solved again, so a killed run resumes.
         workers: How many small layers are solved side by side; as many as torch has threads by default.
 
     Under ``torchrun`` all processes call this with the same arguments; each solves its share, all return the same.
+    Layers are then fitted independently of each other.
 
     >>> import torch
     >>> import tensigma as ts
@@ -71,41 +96,6 @@ def compress(
     >>> report.after.params <= 0.5 * report.before.params, {type(layer).__name__ for layer in small[2]}
     (True, {'Conv2d'})
     """
-    small = copy.deepcopy(model)
-    planning = {"method": method, "norm": norm, "layers": layers, "skip": skip, "overrides": overrides}
-    report = compress_(
-        small,
-        plan_or_batches,
-        stats,
-        budget=budget,
-        ranks=ranks,
-        data=data,
-        progress=progress,
-        cache=cache,
-        workers=workers,
-        **planning,  # type: ignore[arg-type]
-    )
-    return small, report
-
-
-def compress_(
-    model: nn.Module,
-    plan_or_batches: Any,
-    stats: Calibration | None = None,
-    *,
-    budget: Budget | None = None,
-    ranks: RankRule | None = None,
-    method: str = "auto",
-    norm: str = "centred",
-    layers: str | Sequence[str] = "all",
-    skip: str | Sequence[str] | None = None,
-    overrides: Mapping[str, Mapping[str, Any]] | None = None,
-    data: Any = None,
-    progress: bool | Callable[[Any], None] = False,
-    cache: str | os.PathLike[str] | None = None,
-    workers: int | None = None,
-) -> Report:
-    """:func:`compress` in place: layers of ``model`` itself are replaced, all at the end or, after an error, none."""
     start = time.perf_counter()
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise InputError(f"workers is a whole number of at least 1, got {workers!r}")
@@ -116,15 +106,19 @@ def compress_(
             )
         carried = plan_or_batches
         carried.check_model(model)
-        stats = _stats_for(carried, model, stats, data, progress)
+        stats = _stats_for(carried, model, stats, data, input, progress)
     else:
         if (budget is None) == (ranks is None):
             raise InputError(
                 "batches came instead of a plan, so budget= (such as Params(0.5)) or ranks= (such as VBMF(0.5)) is "
                 "needed, and only one of them"
             )
+        searched = isinstance(budget, Drop)
+        if searched and data is None:
+            plan_or_batches = SetAside(plan_or_batches)
+            data = plan_or_batches
         if stats is None:
-            stats = calibrate(model, plan_or_batches, fisher=norm_of(norm).fisher, progress=progress)
+            stats = calibrate(model, plan_or_batches, fisher=norm_of(norm).fisher, input=input, progress=progress)
         carried = plan(
             model,
             stats,
@@ -135,28 +129,97 @@ def compress_(
             layers=layers,
             skip=skip,
             overrides=overrides,
+            data=data.held if isinstance(data, SetAside) else data if searched else None,
+            input=input,
             progress=progress,
         )
+        data = plan_or_batches if searched or data is None else data
+    _check_data(data, sequential=sequential, refine=refine, reestimate_bn=reestimate_bn)
+    in_sequence = _in_sequence(carried, data, sequential)
+    store = None if cache is None else Cache(cache)
     modules = {layer.name: layer.module for layer in find_layers(model)}
-    jobs = [Job(entry, modules[entry.name], _layer_stats(entry, stats)) for entry in carried.compressed]
-    before = size_of(model)
-    solved = run_shared(jobs, cache=None if cache is None else Cache(cache), workers=workers, report=reporter(progress))
+    if in_sequence:
+        most = min(_AUTO_SAMPLES, max(1, _AUTO_PASSES // max(1, len(carried.compressed))))
+        solved = fit_in_sequence(
+            model,
+            carried,
+            data,
+            max_samples=most if sequential == "auto" else None,
+            input=input,
+            cache=store,
+            report=reporter(progress),
+        )
+    else:
+        jobs = [Job(entry, modules[entry.name], _layer_stats(entry, stats)) for entry in carried.compressed]
+        solved = run_shared(jobs, cache=store, workers=workers, report=reporter(progress))
+    small = copy.deepcopy(model)
+    replace_(small, {name: solution.modules for name, (solution, _) in solved.items()})
+    notes: dict[str, Any] = {"sequential": in_sequence}
+    if refine is not None:
+        blocks = blocks_around(model, list(solved))
+        settings = Refine.of(refine)
+        notes["refinement"] = refine_(small, model, data, settings, blocks=blocks, input=input, progress=progress)
+    if reestimate_bn:
+        notes["reestimated_bn"] = reestimate_bn_(small, data, input=input)
     rows = [_row(entry, modules[entry.name], solved.get(entry.name)) for entry in carried.values()]
-    replace_(model, {name: solution.modules for name, (solution, _) in solved.items()})
     macs = (carried.before.macs, carried.after.macs) if carried.before.macs else (None, None)
-    return Report(
+    return small, Report(
         layers=tuple(rows),
-        before=replace(before, macs=macs[0]),
-        after=replace(size_of(model), macs=macs[1]),
+        before=replace(size_of(model), macs=macs[0]),
+        after=replace(size_of(small), macs=macs[1]),
         seconds=time.perf_counter() - start,
         library=version("tensigma"),
+        notes=notes,
         front=front_data(carried),
         spectra=spectra_data(carried, modules, stats),
     )
 
 
+def compress_(model: nn.Module, plan_or_batches: Any, stats: Calibration | None = None, **keywords: Any) -> Report:
+    """:func:`compress` in place, with the same keywords: ``model`` becomes the smaller one, or after an error stays.
+
+    >>> import torch
+    >>> import tensigma as ts
+    >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3))
+    >>> ts.compress_(model, ts.plan(model, ranks=ts.Ranks({"*": 4}), norm="frobenius")).rate > 1, len(model[2])
+    (True, 3)
+    """
+    small, report = compress(model, plan_or_batches, stats, **keywords)
+    replace_(model, {layer.name: small.get_submodule(layer.name) for layer in report.compressed})
+    model.load_state_dict(small.state_dict())
+    return report
+
+
+def _check_data(data: Any, *, sequential: Any, refine: Any, reestimate_bn: bool) -> None:
+    if sequential not in (True, False, "auto"):
+        raise InputError(f"sequential={sequential!r} is unknown; choose True, False or 'auto'")
+    wishes = {"sequential=True": sequential is True, "refine=": refine is not None, "reestimate_bn=True": reestimate_bn}
+    asked = [wish for wish, wanted in wishes.items() if wanted]
+    if not asked:
+        return
+    if data is None:
+        raise InputError(f"{asked[0]} needs data= (batches without labels)")
+    if is_one_shot(data):
+        raise InputError(
+            f"{asked[0]} reads the data several times, but it came as an iterator that can be read once; pass a list "
+            "or a DataLoader"
+        )
+    if rank_and_size()[1] > 1:
+        raise InputError(f"{asked[0]} works in one process; run it without torchrun")
+
+
+def _in_sequence(plan: Plan, data: Any, wish: bool | Literal["auto"]) -> bool:
+    """Whether layers are fitted one after the other."""
+    strange = [entry.norm.name for entry in plan.compressed if not entry.norm.needs_stats or entry.norm.weighs_entries]
+    if wish is True and strange:
+        raise InputError(f"sequential=True fits under a metric of the inputs, which norm={strange[0]!r} does not have")
+    if wish == "auto":
+        return data is not None and not is_one_shot(data) and not strange and rank_and_size()[1] == 1
+    return wish
+
+
 def _stats_for(
-    carried: Plan, model: nn.Module, stats: Calibration | None, data: Any, progress: Any
+    carried: Plan, model: nn.Module, stats: Calibration | None, data: Any, input: str | int | None, progress: Any
 ) -> Calibration | None:
     needy = [entry.norm for entry in carried.compressed if entry.norm.needs_stats]
     if stats is None and needy:
@@ -166,7 +229,7 @@ def _stats_for(
                 "calibrate with)"
             )
         fisher = next((norm.fisher for norm in needy if norm.fisher), None)
-        stats = calibrate(model, data, fisher=fisher, progress=progress)
+        stats = calibrate(model, data, fisher=fisher, input=input, progress=progress)
     if stats is not None:
         stats.check_model(model)
     return stats

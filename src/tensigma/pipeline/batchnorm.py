@@ -1,0 +1,60 @@
+"""Statistics of BatchNorm layers, taken anew from data without labels."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from tensigma.calibration.batches import input_of, is_one_shot, iterate
+from tensigma.calibration.collect import forward
+from tensigma.calibration.guard import borrowed, device_of
+from tensigma.errors import InputError
+
+
+def reestimate_bn_(model: nn.Module, batches: Any, *, input: str | int | None = None) -> int:
+    """Replace running means and variances of ``model`` by averages over ``batches``; gives the number of layers.
+
+    Everything else runs as in evaluation, so dropout and the like do not disturb. All layers are estimated in one
+    pass, each on what the layers before it make of a batch with that batch's own statistics, as in training.
+
+    >>> model = nn.Sequential(nn.BatchNorm1d(2))
+    >>> reestimate_bn_(model, [torch.tensor([[1.0, 5.0], [3.0, 5.0]])]), model[0].running_mean.tolist()
+    (1, [2.0, 5.0])
+    """
+    layers = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    if not layers:
+        return 0
+    if is_one_shot(batches):
+        raise InputError(
+            "re-estimating BatchNorm reads the data again, but batches is an iterator that can be read once"
+        )
+    momenta = [layer.momentum for layer in layers]
+    former = [copy.deepcopy(dict(layer.named_buffers())) for layer in layers]
+    device = device_of(model)
+    with borrowed(model), torch.no_grad():
+        try:
+            for layer in layers:
+                layer.reset_running_stats()
+                layer.momentum = None  # the plain average over batches
+                layer.train()
+            for index, batch in enumerate(iterate(batches)):
+                x = input_of(batch, input, index)
+                # One sample has no variance of its own where a map has one position.
+                if len(x) > 1:
+                    forward(model, x if device is None else x.to(device), index)
+            if not all(int(layer.num_batches_tracked or 0) for layer in layers):
+                raise InputError(
+                    "no batch of at least two samples reached every BatchNorm layer, so none is re-estimated"
+                )
+        except BaseException:
+            for layer, buffers in zip(layers, former, strict=True):
+                layer.load_state_dict(buffers, strict=False)
+            raise
+        finally:
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum
+    return len(layers)

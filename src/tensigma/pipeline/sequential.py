@@ -1,0 +1,229 @@
+"""Fitting layer by layer: each on what reaches it through the layers before, towards what the original layer says.
+
+Let x̃ be the input of a layer in the network compressed so far, and y the output of the original layer in the original
+network on the same sample. The dense layer that is best on x̃ is a ridge regression,
+
+    M' = (Cov(y, x̃) + λM) (Cov(x̃) + λI)⁻¹,    b' = E[y] − M' E[x̃],
+
+and that layer, with the moments of x̃, is what is decomposed. It makes up for errors of the layers before as far as any
+layer can. λ pulls towards the weights that the layer has, which is what unexcited inputs keep.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from tensigma.calibration import LayerStats
+from tensigma.calibration.batches import input_of, is_one_shot, iterate
+from tensigma.calibration.guard import borrowed, device_of
+from tensigma.calibration.moments import Moments
+from tensigma.errors import InputError
+from tensigma.layers import Geometry, kernels_of, replace_
+from tensigma.layers.kernel import to_kernels, to_weight
+from tensigma.pipeline.cache import Cache
+from tensigma.pipeline.jobs import Job
+from tensigma.pipeline.progress import CompressionProgress, Reporter
+from tensigma.planning import Entry, Plan
+from tensigma.planning.moments import means
+from tensigma.planning.solve import Solution
+
+#: λ as a share of the mean variance of x̃.
+RIDGE = 1e-3
+
+
+def fit_in_sequence(
+    model: nn.Module,
+    plan: Plan,
+    batches: Any,
+    *,
+    max_samples: int | None = None,
+    input: str | int | None = None,
+    cache: Cache | None = None,
+    report: Reporter = lambda state: None,
+) -> dict[str, tuple[Solution, bool]]:
+    """Solutions of all compressed layers of ``plan``, found in the order in which ``model`` calls the layers.
+
+    Both networks run over the data once for each layer, as far as that layer. ``model`` stays as it is.
+    """
+    if is_one_shot(batches):
+        raise InputError(
+            "sequential fitting reads the data once for each layer, but batches is an iterator that can be read once; "
+            "pass a list or a DataLoader, or sequential=False"
+        )
+    small = copy.deepcopy(model)
+    solved: dict[str, tuple[Solution, bool]] = {}
+    start = time.perf_counter()
+    with borrowed(model), borrowed(small), torch.no_grad():
+        calls = _calls(model, [entry.name for entry in plan.compressed], _inputs(batches, model, max_samples, input))
+        order = list(calls)
+        for name in order:
+            entry = plan[name]
+            pair = _Pair(model, small, name, calls[name])
+            stats, cross, output = pair.moments(_inputs(batches, model, max_samples, input))
+            target = target_layer(entry, model.get_submodule(name), stats, cross, output)
+            solved[name] = Job(entry, target, stats).run(cache)
+            # A copy, because replacing moves modules to the model's device and dtype.
+            replace_(small, {name: copy.deepcopy(solved[name][0].modules)})
+            small.eval()
+            report(
+                CompressionProgress(
+                    layer=name,
+                    done=len(solved),
+                    total=len(order),
+                    work=len(solved) / len(order),
+                    seconds=time.perf_counter() - start,
+                    error=solved[name][0].error,
+                    cached=solved[name][1],
+                )
+            )
+    return {entry.name: solved[entry.name] for entry in plan.compressed if entry.name in solved}
+
+
+def target_layer(entry: Entry, layer: nn.Module, stats: LayerStats, cross: Tensor, output: Tensor) -> nn.Module:
+    """The dense layer that is best on the inputs of ``stats``: ``cross`` is E[y ũᵀ] in the shape of the weight, without
+    the bias of the layer in y, and ``output`` E[y].
+    """
+    geometry = entry.geometry
+    assert geometry is not None
+    # For these the exact second moment of ũ is not at hand, so a regression would mix unlike things.
+    if geometry.kind == "conv_transpose" or stats.rows is not None:
+        return layer
+    groups = geometry.groups
+    centred = entry.norm.moves_bias
+    second = (stats.covariance if centred else stats.gram).double().reshape(groups, stats.d, stats.d)
+    mean = means(geometry, stats).double().to(second.device)
+    joint = torch.stack([part.flatten(1) for part in to_kernels(cross, geometry)]).double()
+    if centred:
+        joint = joint - output.double().reshape(groups, -1, 1) * mean[:, None, :]
+    own = torch.stack([kernel.flatten(1) for kernel in kernels_of(layer)]).double()
+    ridge = RIDGE * second.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None].clamp_min(torch.finfo(own.dtype).tiny)
+    eye = torch.eye(stats.d, dtype=second.dtype, device=second.device)
+    best = torch.linalg.solve(second + ridge * eye, (joint + ridge * own).mT).mT
+    target = copy.deepcopy(layer)
+    shape = (groups, *kernels_of(layer)[0].shape)
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    target.weight = nn.Parameter(to_weight(best.reshape(shape).to(weight), geometry))
+    if centred:
+        shift = output.double() - (best @ mean[:, :, None]).flatten()
+        bias = layer.bias
+        if isinstance(bias, Tensor):
+            shift = shift + bias.double()
+        target.bias = nn.Parameter(shift.to(weight))
+    return target
+
+
+class _Reached(Exception):
+    """The layer has been called; nothing behind it matters."""
+
+
+class _Pair:
+    """One layer in the original and in the network compressed so far."""
+
+    def __init__(self, original: nn.Module, small: nn.Module, name: str, calls: int) -> None:
+        self.original, self.small, self.name, self.calls = original, small, name, calls
+        self.layer = original.get_submodule(name)
+        self.geometry = Geometry.of(self.layer)
+
+    def moments(self, inputs: Any) -> tuple[LayerStats, Tensor, Tensor]:
+        """Moments of x̃; E[y ũᵀ] in the shape of the weight; E[y], both without the bias of the layer."""
+        moments = Moments(self.geometry, name=self.name)
+        cross: Tensor | float = 0.0
+        output: Tensor | float = 0.0
+        rows = samples = 0
+        shapes: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        for x in inputs:
+            wanted = self._met(self.original, x, lambda _, output: self._unbiased(output))
+            given = self._met(self.small, x, lambda input, _: input)
+            samples += len(x)
+            for u, y in zip(given, wanted, strict=True):
+                moments.update(u.detach())
+                axis = y.dim() - 1 - self.geometry.n_spatial
+                first = int(u.dim() > self.geometry.n_spatial + 1)
+                shapes = tuple(u.shape[first:]), tuple(y.shape[first:])
+                output = output + y.sum([i for i in range(y.dim()) if i != axis]).double()
+                cross = cross + _products(self.layer, u, y).double()
+                rows += y.numel() // y.shape[axis]
+        stats = moments.finish().replace(samples=samples, input_shape=shapes[0], output_shape=shapes[1])
+        assert isinstance(cross, Tensor)
+        assert isinstance(output, Tensor)
+        return stats, cross / rows, output / rows
+
+    def _unbiased(self, output: Tensor) -> Tensor:
+        bias = self.layer.bias
+        if not isinstance(bias, Tensor):
+            return output
+        return output - bias.reshape(-1, *[1] * self.geometry.n_spatial)
+
+    def _met(self, model: nn.Module, x: Tensor, keep: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        """What the layer meets in ``model``, one item for each call."""
+        found: list[Tensor] = []
+
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+            found.append(keep(args[0] if args else kwargs["input"], result))
+            if len(found) == self.calls:
+                raise _Reached
+
+        handle = model.get_submodule(self.name).register_forward_hook(hook, with_kwargs=True)
+        try:
+            model(x)
+        except _Reached:
+            pass
+        finally:
+            handle.remove()
+        return found
+
+
+def _products(layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Σ y ũᵀ over samples and positions, in the shape of the weight: what a backward pass computes for the weight."""
+    weight = layer.weight.detach().requires_grad_()  # type: ignore[operator]
+    parameters = {"weight": weight}
+    if layer.bias is not None:
+        parameters["bias"] = layer.bias.detach()  # type: ignore[operator]
+    with torch.enable_grad():
+        (products,) = torch.autograd.grad(functional_call(layer, parameters, (x.detach(),)), weight, y.detach())
+    return products
+
+
+def _calls(model: nn.Module, names: list[str], inputs: Any) -> Mapping[str, int]:
+    """How often the first batch calls each layer, in the order of first calls."""
+    calls: dict[str, int] = {}
+
+    def count(name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            calls[name] = calls.get(name, 0) + 1
+
+        return hook
+
+    handles = [model.get_submodule(name).register_forward_hook(count(name)) for name in names]
+    try:
+        first = next(iter(inputs), None)
+        if first is None:
+            raise InputError("no batches: the iterable given as data is empty")
+        model(first)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _inputs(batches: Any, model: nn.Module, max_samples: int | None, key: str | int | None) -> Any:
+    """Inputs of the model, at most ``max_samples`` of them."""
+    device, left = device_of(model), max_samples
+    for index, batch in enumerate(iterate(batches)):
+        x = input_of(batch, key, index)
+        x = x if left is None else x[:left]
+        if not len(x):
+            continue
+        yield x if device is None else x.to(device)
+        if left is not None:
+            left -= len(x)
+            if left <= 0:
+                return
