@@ -47,7 +47,7 @@ def inspect(screen: Screen, model: ModelName, weights: Weights = None, input: In
     layers = find_layers(network)
     if not layers:
         raise InputError(f"{model} has no convolution or Linear layer, so there is nothing to compress")
-    shape = input.sizes if input else _usual_input(model)
+    shape = input.sizes if input else usual_input(model)
     macs: Counter[str] | None = None
     if shape is None:
         screen.note("MACs are not counted: give the shape of one sample with --input, such as --input 3x224x224")
@@ -98,7 +98,7 @@ def macs_by_layer(model: nn.Module, layers: list[Layer], sample: Tensor) -> Coun
     return found
 
 
-def _usual_input(model: str) -> tuple[int, ...] | None:
+def usual_input(model: str) -> tuple[int, ...] | None:
     """The shape of one sample that models of this name are made for."""
     scheme, _, rest = model.partition(":")
     name = rest.partition("?")[0]

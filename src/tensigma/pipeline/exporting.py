@@ -38,7 +38,7 @@ class Exported:
     """A file, and how far what it computes is from the model."""
 
     path: Path
-    format: str
+    format: ExportFormat
     bytes: int
     opset: int | None
     #: Whether the file takes batches of any size; otherwise they must be as large as the example.
@@ -108,7 +108,6 @@ def export(
         name = str(_precision(model)).removeprefix("torch.")
         raise InputError(f"the model is in {name}, which ONNX Runtime does not run on CPUs; convert it with .float()")
     write = _write_onnx if format == "onnx" else _write_program
-    read = OnnxModel if format == "onnx" else _read_program
     home = device_of(model)
     elsewhere = None if home is None or home.type == "cpu" else "cpu"
     share = tolerance or TOLERANCES.get(_precision(model), 1e-4)
@@ -126,7 +125,9 @@ def export(
                     f"the model cannot be written as {format}: {_reason(error, dynamic_batch)}"
                 ) from error
             tried = sizes_to_check(len(x), dynamic_batch) if check else ()
-            difference, largest = parity(model, read(partial), x, tried, share) if check else (None, None)
+            difference, largest = (
+                parity(model, read_exported(partial, format), x, tried, share) if check else (None, None)
+            )
             n_bytes = partial.stat().st_size
     return Exported(
         path=target,
@@ -162,11 +163,15 @@ def _write_onnx(model: nn.Module, x: Tensor, file: Path, dynamic_batch: bool, op
 
 
 def clean(proto: Any) -> None:
-    """Remove what the exporter notes beside every operator: names of Python files and lines of code."""
+    """Remove what tools leave in a file: names of Python files and lines of code, versions of operators not used."""
     graph = proto.graph
     for item in (proto, graph, *graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
         item.doc_string = ""
         del item.metadata_props[:]
+    used = {"", *(node.domain for node in graph.node), *(each.domain for each in proto.functions)}
+    versions = [each for each in proto.opset_import if each.domain in used]
+    del proto.opset_import[:]
+    proto.opset_import.extend(versions)
 
 
 def _write_program(model: nn.Module, x: Tensor, file: Path, dynamic_batch: bool, opset: int) -> None:
@@ -176,9 +181,23 @@ def _write_program(model: nn.Module, x: Tensor, file: Path, dynamic_batch: bool,
         torch.export.save(program, stream)
 
 
-def _read_program(file: Path) -> Callable[[Tensor], Any]:
+def read_exported(file: Path, format: ExportFormat) -> nn.Module:
+    """What :func:`export` wrote, as a module that can be called."""
+    if format == "onnx":
+        return OnnxModel(file)
     with _quiet(), file.open("rb") as stream:
-        return torch.export.load(stream).module()
+        program = torch.export.load(stream).module()
+    # A program knows one mode and refuses to be switched; as a function it does not have any.
+    return _Program(program)
+
+
+class _Program(nn.Module):
+    def __init__(self, call: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self._call = [call]
+
+    def forward(self, x: Tensor) -> Any:
+        return self._call[0](x)
 
 
 def _precision(model: nn.Module) -> torch.dtype:
