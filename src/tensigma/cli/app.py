@@ -12,10 +12,13 @@ from tensigma.cli.command import EXIT_CODES
 from tensigma.cli.compress import compress
 from tensigma.cli.demo import demo
 from tensigma.cli.evaluate import evaluate
+from tensigma.cli.export import export
 from tensigma.cli.finetune import finetune
 from tensigma.cli.inspect import inspect
 from tensigma.cli.plan import plan
+from tensigma.cli.quantize import quantize
 from tensigma.cli.report import report
+from tensigma.cli.reproduce import reproduce
 from tensigma.cli.stats import stats
 
 app = typer.Typer(
@@ -75,6 +78,6 @@ def tensigma_(
     """
 
 
-for command in (inspect, calibrate, plan, compress, evaluate, finetune, report, demo):
+for command in (inspect, calibrate, plan, compress, evaluate, finetune, quantize, export, report, reproduce, demo):
     app.command(epilog=EXIT_CODES)(command)
 app.add_typer(stats, name="stats")
