@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -74,7 +75,7 @@ def plan_table(plan: Plan) -> Columns:
     before, after = plan.before, plan.after
     macs = change(short(before.macs), short(after.macs)) if before.macs else "–"
     params = change(number(before.params), number(after.params))
-    rows.append(["whole model", f"{plan.rate:.2f}× fewer parameters", params, macs, "", ""])
+    rows.append(["whole model", f"{plan.rate:.2f}× fewer", params, macs, "", ""])
     return Columns(["layer", "format", ">parameters", ">MACs", ">expected error", "why dense"], rows, n_totals=1)
 
 
@@ -145,7 +146,9 @@ def _quality(evaluation: Evaluation) -> list[list[str]]:
     rows.append(["agreement", "", percent(evaluation.agreement), ""])
     certified = evaluation.certificate
     if certified is not None:
-        rows.append(["at least", "", percent(certified.bound), f"with {100 * certified.confidence:g} % confidence"])
+        # Rounded down, or the words would claim more than the bound.
+        bound = math.floor(10_000 * certified.bound) / 10_000
+        rows.append(["at least", "", percent(bound), f"with {100 * certified.confidence:g} % confidence"])
     old_time = None if first is None else first.latency
     change_of_time = speed(evaluation.speedup)
     rows.append(["latency", milliseconds(old_time), milliseconds(evaluation.latency), change_of_time])
