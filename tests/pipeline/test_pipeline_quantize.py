@@ -18,7 +18,10 @@ from torch import Tensor, nn
 import tensigma as ts
 from support_nets import batches, small_net
 from tensigma.errors import InputError
+from tensigma.layers import Geometry
+from tensigma.pipeline.equalise import _scale_
 from tensigma.pipeline.qdq import needs_reduced_range
+from tensigma.pipeline.recognise import find_compressed
 from tensigma.pipeline.runtime import OnnxModel
 from tensigma.zoo import load_data, load_model
 
@@ -34,16 +37,11 @@ def small(original: nn.Module) -> nn.Module:
     stats = ts.calibrate(original, batches())
     plan = ts.plan(original, stats, ranks=ts.Energy(0.97), method="cp")
     small, _ = ts.compress(original, plan, stats)
-    with torch.no_grad():
-        for name, module in small.named_modules():
-            if name.endswith("reduce"):
-                parent = small.get_submodule(name.removesuffix(".reduce"))
-                scales = 10 ** torch.linspace(-1, 1, len(module.weight))  # type: ignore[arg-type]
-                second = next(iter(list(parent.children())[1:]))
-                module.weight.mul_(scales.reshape(-1, *[1] * (module.weight.dim() - 1)))  # type: ignore
-                shape = (-1, *[1] * (second.weight.dim() - 1)) if getattr(second, "groups", 1) > 1 else None  # type: ignore
-                columns = scales.reshape(shape or (1, -1, *[1] * (second.weight.dim() - 2)))  # type: ignore
-                second.weight.div_(columns)  # type: ignore
+    for name in find_compressed(small):
+        first, second, *_ = small.get_submodule(name).children()
+        scales = 10 ** torch.linspace(-1, 1, Geometry.of(first).out_channels)
+        _scale_(first, outputs=scales)
+        _scale_(second, inputs=1 / scales)
     return small
 
 
@@ -172,7 +170,7 @@ def test_fp16_archive_comes_back(small: nn.Module, original: nn.Module, tmp_path
 def test_what_half_precision_cannot_hold(original: nn.Module, tmp_path: Path):
     model = copy.deepcopy(original)
     with torch.no_grad():
-        model.head.weight[0, 0] = 1e6  # type: ignore[union-attr, index]
+        model.get_parameter("head.weight")[0, 0] = 1e6
     for name in ("half", "half.onnx"):
         with pytest.raises(InputError, match=r"head\.weight reaches 1e\+06"):
             ts.quantize(model, tmp_path / name, batches(), precision="fp16")
