@@ -40,6 +40,7 @@ lint: $(VENV)/.dev ## style, types, and the direction of imports
 bench: $(VENV)/.dev ## speed and memory beside peers, as ratios within one run
 	$(BIN)/python benchmarks/solvers.py
 	$(BIN)/python benchmarks/calibration.py
+	$(BIN)/python benchmarks/export.py
 
 docs: $(VENV)/.dev ## build the documentation, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
