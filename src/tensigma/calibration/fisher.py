@@ -23,7 +23,7 @@ def squared_gradients(
     sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
     with torch.enable_grad():
         for index in range(len(x)):
-            logits = _logits(model(x[index : index + 1]))
+            logits = class_scores(model(x[index : index + 1]))
             if labels is None:
                 scores = logits.detach().movedim(1, -1)
                 chances = scores.reshape(-1, scores.shape[-1]).double().softmax(-1).cpu()
@@ -41,7 +41,8 @@ def squared_gradients(
     return sums
 
 
-def _logits(output: Any) -> Tensor:
+def class_scores(output: Any) -> Tensor:
+    """The scores (batch, classes, …) in the answer of a model."""
     if isinstance(output, Mapping):
         output = output.get("logits", next(iter(output.values()), None))
     elif isinstance(output, tuple | list):

@@ -12,6 +12,7 @@ import torch
 
 from tensigma.errors import InputError
 from tensigma.experiments.accuracy import Accuracy
+from tensigma.experiments.beyond import Beyond
 from tensigma.experiments.kinds import Cell, Kind
 from tensigma.experiments.layer_errors import LayerErrors
 from tensigma.experiments.reconstruction import Reconstruction
@@ -19,7 +20,12 @@ from tensigma.experiments.results import Results
 from tensigma.experiments.settings import Config
 from tensigma.experiments.workshop import Overrides, Workshop
 
-KINDS: dict[str, Kind] = {"accuracy": Accuracy(), "layers": LayerErrors(), "reconstruction": Reconstruction()}
+KINDS: dict[str, Kind] = {
+    "accuracy": Accuracy(),
+    "layers": LayerErrors(),
+    "reconstruction": Reconstruction(),
+    "beyond": Beyond(),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,9 +31,9 @@ from tensigma.planning import Budget, Drop, Entry, Plan, RankRule, SetAside, nor
 from tensigma.planning.frontdata import front_data
 from tensigma.planning.solve import Solution
 
-# Sequential fitting runs both networks over the data once for each layer. Unless asked for, it stays within so many
-# passes of a sample in all, and within so many samples, beyond which little is gained.
-_AUTO_PASSES, _AUTO_SAMPLES = 20_000, 1_000
+# Sequential fitting runs both networks over the data once for each layer. Unless asked for, it takes as many samples as
+# these multiply-adds allow, within limits: fewer say too little, and beyond the most little is gained.
+_AUTO_MACS, _AUTO_FEWEST, _AUTO_MOST = 20e12, 128, 1_000
 
 
 def compress(
@@ -139,12 +139,11 @@ def compress(
     store = None if cache is None else Cache(cache)
     modules = {layer.name: layer.module for layer in find_layers(model)}
     if in_sequence:
-        most = min(_AUTO_SAMPLES, max(1, _AUTO_PASSES // max(1, len(carried.compressed))))
         solved = fit_in_sequence(
             model,
             carried,
             data,
-            max_samples=most if sequential == "auto" else None,
+            max_samples=_auto_samples(carried) if sequential == "auto" else None,
             input=input,
             cache=store,
             report=reporter(progress),
@@ -216,6 +215,12 @@ def _in_sequence(plan: Plan, data: Any, wish: bool | Literal["auto"]) -> bool:
     if wish == "auto":
         return data is not None and not is_one_shot(data) and not strange and rank_and_size()[1] == 1
     return wish
+
+
+def _auto_samples(plan: Plan) -> int:
+    """How many samples sequential fitting takes where nobody says."""
+    passes = plan.before.macs * len(plan.compressed)
+    return min(_AUTO_MOST, max(_AUTO_FEWEST, int(_AUTO_MACS / max(passes, 1))))
 
 
 def _stats_for(

@@ -11,6 +11,7 @@ from tensigma.planning.planner import plan
 from tensigma.planning.plans import Plan
 from tensigma.planning.progress import PlanningProgress, SearchProgress, TimingProgress
 from tensigma.planning.ranks import VBMF, Energy, RankRule, Ranks, SigmaVBMF
+from tensigma.planning.sensitivity import sensitivities
 
 __all__ = [
     "METHODS",
@@ -37,4 +38,5 @@ __all__ = [
     "method_of",
     "norm_of",
     "plan",
+    "sensitivities",
 ]

@@ -27,10 +27,17 @@ class Option:
     error2: float
     #: Measured time; None where nobody has asked for it.
     seconds: float | None = None
+    #: How much an error of this layer counts beside those of others.
+    weight: float = 1.0
 
     @property
     def error(self) -> float:
         return math.sqrt(self.error2)
+
+    @property
+    def loss(self) -> float:
+        """What a budget is shared out by."""
+        return self.weight * self.error2
 
     def price(self, measure: Measure) -> float:
         """What the option costs by this measure; whole numbers but for seconds."""
@@ -43,7 +50,7 @@ class Option:
 def curve(layer: Candidate) -> list[Option]:
     """Every option worth having for a layer, the layer as it is among them."""
     dense = layer.cost(None)
-    options = [Option(None, None, dense, 0.0)]
+    options = [Option(None, None, dense, 0.0, weight=layer.weight)]
     views = energy_views(layer.kernels, layer.norm.targets(layer.geometry, layer.stats))
     shares = [metric.norm(kernel).item() ** 2 for kernel, metric in views]
     total = sum(shares)
@@ -55,7 +62,8 @@ def curve(layer: Candidate) -> list[Option]:
             lost = sum(share * error2 for share, (_, error2) in zip(shares, points, strict=True))
             price = layer_cost(layer.geometry, method.format(ranks), layer.input_size, layer.norm)
             if price.params < dense.params or price.macs < dense.macs:
-                options.append(Option(method, ranks, price, lost / total if total > 0 else 0.0))
+                error2 = lost / total if total > 0 else 0.0
+                options.append(Option(method, ranks, price, error2, weight=layer.weight))
     return options
 
 
@@ -85,4 +93,4 @@ def hull(front: Sequence[Option], measure: Measure) -> list[Option]:
 
 def _gain(cheaper: Option, dearer: Option, measure: Measure) -> float:
     """Error saved per unit of cost by going from one option to a dearer one."""
-    return (cheaper.error2 - dearer.error2) / (dearer.price(measure) - cheaper.price(measure))
+    return (cheaper.loss - dearer.loss) / (dearer.price(measure) - cheaper.price(measure))

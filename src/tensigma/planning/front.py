@@ -1,8 +1,9 @@
 """All budgets at once: the trade between cost and error of the whole model, from the curves of its layers.
 
-The loss that is shared out is the sum of the squared relative errors of all layers. Going along the convex hulls of the
-layers' curves, steepest step first, visits every Lagrangian optimum in turn; what a budget has left over after the last
-step that fits is spent on options between the corners.
+The loss that is shared out is the sum of the squared relative errors of all layers, each with its weight, which is 1
+unless asked for otherwise. Going along the convex hulls of the layers' curves, steepest step first, visits every
+Lagrangian optimum in turn; what a budget has left over after the last step that fits is spent on options between the
+corners.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Front:
         for name, front in self._fronts.items():
             corners = hull(front, self.measure)
             for before, after in pairwise(corners):
-                saved = before.error2 - after.error2
+                saved = before.loss - after.loss
                 steps.append((saved / (self._price(after) - self._price(before)), name, after))
         # Hulls are convex, so the steps of one layer come in their own order.
         return [(name, option) for _, name, option in sorted(steps, key=lambda step: -step[0])]
@@ -81,7 +82,7 @@ class Front:
                 now = chosen[name]
                 for option in front:
                     extra = self._price(option) - self._price(now)
-                    if 0 < extra <= left and (value := (now.error2 - option.error2) / extra) > (best[0] if best else 0):
+                    if 0 < extra <= left and (value := (now.loss - option.loss) / extra) > (best[0] if best else 0):
                         best = (value, name, option)
             if best is None:
                 return chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -40,6 +41,7 @@ def plan(
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     options: Mapping[str, Any] | None = None,
     saving: Saving | None = None,
+    weights: Mapping[str, float] | None = None,
     data: Any = None,
     input: str | int | None = None,
     progress: bool | Callable[[Any], None] = False,
@@ -64,6 +66,8 @@ def plan(
         options: Options of the solvers, such as ``max_sweeps``; each method takes those it knows.
         saving: A layer that would not get smaller in ``"params"`` or ``"macs"`` stays dense; ``"none"`` lets it
             grow. By default MACs under ``Macs``, otherwise parameters.
+        weights: Layer name → how much a squared relative error of it counts when a budget is shared out; 1 for layers
+            that are not named. :func:`tensigma.planning.sensitivities` finds some.
         data: Under ``Drop`` the held-out batches on which plans are tried; labels are read where it counts them.
             Otherwise, batches to calibrate with where ``stats`` is not given. Under ``Drop`` without ``stats`` they
             serve both: every fifth batch, from the second on, is held out, the others calibrate.
@@ -114,7 +118,8 @@ def plan(
     if stats is not None:
         stats.check_model(model)
     sieve = _Sieve(found, layers, skip, stats)
-    drafts = [_draft(layer, wishes.of(layer.name), sieve, stats) for layer in found]
+    counted = _known_weights(weights, names)
+    drafts = [_draft(layer, wishes.of(layer.name), sieve, stats, counted.get(layer.name, 1.0)) for layer in found]
     candidates = [draft for draft in drafts if isinstance(draft, Candidate)]
     if not candidates:
         reasons = "; ".join(f"{draft.name}: {draft.reason}" for draft in drafts[:3] if isinstance(draft, Entry))
@@ -164,7 +169,16 @@ def _first_convolution(found: Sequence[Layer], stats: Calibration | None) -> set
     return set()
 
 
-def _draft(layer: Layer, wish: Wish, sieve: _Sieve, stats: Calibration | None) -> Entry | Candidate:
+def _known_weights(weights: Mapping[str, float] | None, names: Sequence[str]) -> Mapping[str, float]:
+    for name, weight in (weights or {}).items():
+        if name not in names:
+            raise InputError(f"weights= names {name!r}, which is no layer of the model; there are {', '.join(names)}")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise InputError(f"weights[{name!r}] is a number above 0, got {weight!r}")
+    return dict(weights or {})
+
+
+def _draft(layer: Layer, wish: Wish, sieve: _Sieve, stats: Calibration | None, weight: float) -> Entry | Candidate:
     """A layer that may be compressed as a candidate; any other as a dense entry with the reason."""
     geometry = layer.geometry
     if geometry is None:
@@ -192,6 +206,7 @@ def _draft(layer: Layer, wish: Wish, sieve: _Sieve, stats: Calibration | None) -
         input_size=size,
         options=wish.options,
         choices=choices_of(wish.method, geometry, wish.norm),
+        weight=weight,
     )
 
 

@@ -1,0 +1,116 @@
+"""How much the model's answers feel an error in each layer: weights for sharing out a budget.
+
+With g the gradient of log p(label) with respect to a layer's output, labels drawn from the model's own predictions, an
+error δ in that output changes the divergence from the original answers by about ½ E[(gᵀδ)²]. For an error of relative
+size e that knows nothing of g, this is e² · E‖g‖² · Var(y) / 2, summed over positions and channels: the weight of e².
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tensigma.calibration.batches import input_of, iterate
+from tensigma.calibration.collect import forward
+from tensigma.calibration.fisher import class_scores
+from tensigma.calibration.guard import borrowed, device_of
+from tensigma.errors import InputError
+from tensigma.layers import find_layers
+
+
+def sensitivities(
+    model: nn.Module,
+    batches: Any,
+    *,
+    power: float = 0.5,
+    max_samples: int = 500,
+    input: str | int | None = None,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Weights of the layers of a classifier for ``tensigma.plan(…, weights=…)``, with a geometric mean of 1.
+
+    Labels of the batches are not read. ``power`` below 1 damps the weights, which rest on small errors and
+    independence; 0 makes all of them 1.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
+    >>> weights = sensitivities(model, [torch.randn(8, 3, 4, 4)])
+    >>> sorted(weights), round(math.prod(weights.values()), 6)
+    (['0', '3'], 1.0)
+    """
+    if not 0 <= power <= 1:
+        raise InputError(f"power={power!r} came; it lies between 0 (all layers alike) and 1")
+    listener = _Listener(model)
+    generator = torch.Generator().manual_seed(seed)
+    samples = 0
+    device = device_of(model)
+    with borrowed(model), torch.enable_grad(), listener.attached():
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+        for index, batch in enumerate(iterate(batches)):
+            x = input_of(batch, input, index)[: max_samples - samples]
+            if not len(x):
+                break
+            # Gradients of outputs are wanted, and these need something in front that asks for one.
+            x = (x if device is None else x.to(device)).detach().requires_grad_()
+            scores = class_scores(forward(model, x, index)).float()
+            chances = scores.detach().double().softmax(1).movedim(1, -1)
+            drawn = torch.multinomial(chances.reshape(-1, chances.shape[-1]).cpu(), 1, generator=generator)
+            target = drawn.reshape(chances.shape[:-1]).to(scores.device)
+            functional.cross_entropy(scores, target, reduction="sum").backward()
+            samples += len(x)
+    if not samples:
+        raise InputError("no batches: the iterable given as batches is empty")
+    return _normalised(listener.weights(samples), power)
+
+
+class _Listener:
+    """Sums of squared gradients and the spread of outputs, for every layer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers = [layer for layer in find_layers(model) if layer.geometry is not None]
+        self._gradients: dict[str, float] = {}
+        self._spread: dict[str, tuple[Tensor, Tensor, int]] = {}
+
+    def attached(self) -> ExitStack:
+        stack = ExitStack()
+        for layer in self._layers:
+            assert layer.geometry is not None
+            hook = self._hook(layer.name, layer.geometry.n_spatial)
+            stack.callback(layer.module.register_forward_hook(hook).remove)
+        return stack
+
+    def _hook(self, name: str, n_spatial: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+            axis = output.dim() - 1 - n_spatial
+            rows = output.detach().double().movedim(axis, -1).flatten(0, -2)
+            total, squares, n = self._spread.get(name, (torch.zeros(1).to(rows), torch.zeros(1).to(rows), 0))
+            self._spread[name] = total + rows.sum(0), squares + rows.square().sum(0), n + len(rows)
+            output.register_hook(add)
+
+        def add(gradient: Tensor) -> None:
+            self._gradients[name] = self._gradients.get(name, 0.0) + gradient.double().square().sum().item()
+
+        return hook
+
+    def weights(self, samples: int) -> dict[str, float]:
+        found = {}
+        for name, gradient in self._gradients.items():
+            total, squares, n = self._spread[name]
+            variance = (squares / n - (total / n).square()).mean().item()
+            found[name] = gradient / samples * variance
+        return found
+
+
+def _normalised(weights: dict[str, float], power: float) -> dict[str, float]:
+    """Damped, and with a geometric mean of 1; layers that nothing depends on keep the smallest weight there is."""
+    positive = [weight for weight in weights.values() if weight > 0]
+    if not positive:
+        return dict.fromkeys(weights, 1.0)
+    mean = math.exp(sum(map(math.log, positive)) / len(positive))
+    return {name: (max(weight, min(positive)) / mean) ** power for name, weight in weights.items()}
