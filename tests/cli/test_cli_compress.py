@@ -59,6 +59,22 @@ def test_compress_in_one_go(run, weights: Path, place: Path):
     assert str(report.notes["evaluation"]["samples"]) in Path("small/report.html").read_text()
 
 
+def test_ways_to_fit(run, run_json, stats: Path, weights: Path, place: Path):
+    common = ("compress", MODEL, "--weights", weights, "--ranks", "energy=0.8", "--no-evaluate", "--stats", stats)
+    assert run_json(*common, "--out", "alone")["report"]["notes"]["sequential"] is False
+    given = (*common, "--data", DATA, "--max-samples", "40")
+    assert run_json(*given, "--out", "joined")["report"]["notes"]["sequential"] is True
+    assert run_json(*given, "--no-sequential", "--out", "apart")["report"]["notes"]["sequential"] is False
+    result = run(*given, "--sequential", "--refine", "80", "--reestimate-bn", "--out", "refined")
+    assert "refining, 80 of 80 samples" in result.stderr
+    notes = json.loads(Path("refined/report.json").read_text())["notes"]
+    assert notes["refinement"]["passes"] == 80
+    assert notes["reestimated_bn"] >= 1
+    failed = run(*common, "--refine", "80", "--out", "nothing", code=2)
+    assert "--data" in failed.stderr
+    assert not (place / "nothing").exists()
+
+
 def test_compress_from_statistics_and_a_plan(run, run_json, stats: Path, weights: Path):
     run("plan", MODEL, "--weights", weights, "--stats", stats, "--ranks", "vbmf=0.7", "--out", "plan.json")
     common = ("compress", MODEL, "--weights", weights, "--stats", stats)

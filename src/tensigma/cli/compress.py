@@ -12,7 +12,7 @@ from torch import nn
 
 from tensigma.calibration.distributed import process_group
 from tensigma.cli.command import command, command_line
-from tensigma.cli.loading import data_of, is_untrained, model_of, name_of
+from tensigma.cli.loading import data_of, first_of, is_untrained, model_of, name_of
 from tensigma.cli.options import (
     BatchSize,
     BudgetOption,
@@ -45,6 +45,7 @@ from tensigma.pipeline import evaluate as measure
 from tensigma.planning import Plan
 from tensigma.report import check_renderer, write_report
 
+_HOW = "How to fit"
 Out = Annotated[
     Path,
     typer.Option("--out", metavar="DIR", help="A new folder for the model, plan.json, report.json and report.html."),
@@ -59,6 +60,34 @@ EvalData = Annotated[
 ]
 Evaluate = Annotated[bool, typer.Option("--evaluate/--no-evaluate", help="Compare the result with the original.")]
 WithLatency = Annotated[bool, typer.Option("--latency", help="Also measure time, on one thread.")]
+Sequential = Annotated[
+    bool | None,
+    typer.Option(
+        "--sequential/--no-sequential",
+        help="Fit each layer on what the layers compressed before it give, towards what the original gives: better, "
+        "and as many runs over the images as there are layers. By default on up to 1,000 images of --data; "
+        "--sequential takes all of them.",
+        rich_help_panel=_HOW,
+        show_default=False,
+    ),
+]
+RefinePasses = Annotated[
+    int | None,
+    typer.Option(
+        "--refine",
+        min=1,
+        metavar="N",
+        help="Then train the small model to answer like the original, without labels: N images of --data in all, round "
+        "after round, such as 20000.",
+        rich_help_panel=_HOW,
+    ),
+]
+ReestimateBN = Annotated[
+    bool,
+    typer.Option(
+        "--reestimate-bn", help="Then take the statistics of BatchNorm anew from --data.", rich_help_panel=_HOW
+    ),
+]
 CacheFolder = Annotated[
     Path | None,
     typer.Option("--cache", metavar="DIR", help="Keep solutions here, so that no layer is ever solved twice."),
@@ -85,6 +114,9 @@ def compress(
     max_samples: MaxSamples = None,
     batch_size: BatchSize = 64,
     workers: Workers = 1,
+    sequential: Sequential = None,
+    refine: RefinePasses = None,
+    reestimate_bn: ReestimateBN = False,
     evaluate: Evaluate = True,
     latency: WithLatency = False,
     cache: CacheFolder = None,
@@ -111,6 +143,13 @@ def compress(
           --data imagefolder:photos --holdout imagefolder:others \\
           --eval-data imagefolder:val --budget drop=0.01 --out small/
 
+    With --data layers are fitted one after the other, each making up for those
+    before it. --refine adds a few label-free training steps, for high rates:
+
+      tensigma compress torchvision:resnet18 --weights r18.pth \\
+          --data imagefolder:photos --budget params=0.2 \\
+          --refine 20000 --out small/
+
     Images of --eval-data that had no part in --data and --holdout also give a
     certificate: a bound on agreement for images nobody has seen.
 
@@ -133,6 +172,9 @@ def compress(
     # What a model was made with proves nothing about other images.
     fresh = judged is not images and not set(eval_data or ()) & {*(data or ()), *(holdout or ())}
     known_images, tried = apart(budget, stats, images, data_of(holdout, batch_size, workers))
+    wishes = {"--sequential": sequential, "--refine": refine is not None, "--reestimate-bn": reestimate_bn}
+    for wish in (wish for wish, wanted in wishes.items() if wanted and images is None):
+        raise typer.BadParameter(f"{wish} reads images, without their labels: name them with --data")
     if given is not None:
         given.check_model(network)
     norms = [norm] if given is None else sorted({entry.norm.name for entry in given.compressed})
@@ -146,7 +188,17 @@ def compress(
             screen.show(plan_table(given))
         screen.note(f"compressing {len(given.compressed)} of {len(given)} layers")
         with screen.progress("compressing") as progress:
-            small, report = carry_out(network, given, known, progress=progress, cache=cache)
+            small, report = carry_out(
+                network,
+                given,
+                known,
+                data=first_of(known_images, max_samples),
+                sequential="auto" if sequential is None else sequential,
+                refine=refine,
+                reestimate_bn=reestimate_bn,
+                progress=progress,
+                cache=cache,
+            )
     if not screen.speaks:
         return
     evaluation = None
@@ -170,6 +222,7 @@ def compress(
         "weights": None if weights is None else str(weights),
         "untrained": is_untrained(model, weights),
         "data": None if known is None else known.data,
+        **report.notes,
         "samples": None if known is None else known.samples,
         "searched_on": None if tried is None else name_of(tried),
         "evaluated_on": None if judged is None else name_of(judged),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tensigma.calibration import shard
+from tensigma.calibration.batches import input_of, iterate
 from tensigma.cli.screen import Screen
 from tensigma.errors import InputError
 from tensigma.zoo import Data, load_data, load_model
@@ -57,6 +58,29 @@ def own_share(screen: Screen, data: Any, max_samples: int | None) -> tuple[Any, 
         return data, max_samples
     most = None if max_samples is None else max(1, (max_samples + screen.size - 1 - screen.rank) // screen.size)
     return shard(data, rank=screen.rank, size=screen.size), most
+
+
+class _First:
+    """The first samples of batches, pass after pass."""
+
+    def __init__(self, batches: Any, n_samples: int) -> None:
+        self._batches, self._n_samples = batches, n_samples
+
+    def __iter__(self) -> Iterator[Tensor]:
+        left = self._n_samples
+        for index, batch in enumerate(iterate(self._batches)):
+            x = input_of(batch, None, index)[:left]
+            yield x
+            left -= len(x)
+            if not left:
+                return
+
+
+def first_of(data: Any, max_samples: int | None) -> Any:
+    """No more than so many samples of the data, for whatever reads them without labels."""
+    if data is None or max_samples is None:
+        return data
+    return data.take(max_samples) if isinstance(data, Data) else _First(data, max_samples)
 
 
 def name_of(data: Any) -> str:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tensigma.calibration import Progress as CalibrationProgress
 from tensigma.experiments.reproduction import ReproductionProgress
-from tensigma.pipeline import CompressionProgress, EvaluationProgress
+from tensigma.pipeline import CompressionProgress, EvaluationProgress, RefinementProgress
 from tensigma.planning import PlanningProgress, SearchProgress, TimingProgress
 
 # Seconds between lines at first and at most: often enough to see that it lives, rarely enough for a log.
@@ -70,6 +70,13 @@ def _(state: CompressionProgress, seconds: float) -> Step:
     source = " (cached)" if state.cached else ""
     text = f"layer {state.done} of {state.total}, {state.layer}{error}{source}"
     return Step(done=state.work, total=1.0, text=text, remaining=state.remaining)
+
+
+@step_of.register
+def _(state: RefinementProgress, seconds: float) -> Step:
+    rate = _rate(state.samples / state.seconds if state.seconds > 0 else 0.0)
+    text = f"refining, {state.samples:,} of {state.total:,} samples, {rate}, loss {state.loss:.3g}"
+    return Step(done=state.samples, total=state.total, text=text, remaining=state.remaining)
 
 
 @step_of.register
