@@ -24,7 +24,8 @@ def network(seed: int) -> nn.Sequential:
 @pytest.fixture(scope="module", params=["tucker2", "cp", "auto"])
 def report(request: pytest.FixtureRequest) -> Report:
     images = [torch.randn(40, 3, 8, 8)]
-    return ts.compress(network(0), images, budget=ts.Params(0.5), method=request.param)[1]
+    # In sequence a layer is fitted to other inputs than those of the spectrum, and may go below it.
+    return ts.compress(network(0), images, budget=ts.Params(0.5), method=request.param, sequential=False)[1]
 
 
 def test_no_format_beats_the_spectrum(report: Report):

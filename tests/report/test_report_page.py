@@ -182,8 +182,9 @@ def test_the_certificate_is_shown_where_it_holds(report: Report, evaluation: Eva
         assert "confidence" not in Elements(render_report(replace(report, notes=notes), evaluation=certified)).text
 
 
-def test_a_report_without_front_says_why(report: Report):
-    text = render_report(report)
+@pytest.mark.parametrize("front", [None, {"version": 2}])
+def test_a_report_without_a_known_front_says_why(report: Report, front: dict[str, Any] | None):
+    text = render_report(replace(report, front=front))
     assert "There is no slider here" in text
     assert 'id="front"' not in text
 
@@ -200,6 +201,14 @@ def test_spectra_are_drawn_within_their_frame(report: Report):
     assert drawn[0].dot is None
     assert drawn[1].dot == (pictures.WIDTH / 2, pictures.HEIGHT * (1 - 0.125))
     assert "8 of 16 directions leave an error of 0.1 or less" in drawn[1].label
+
+
+def test_a_lower_bound_is_promised_where_it_holds(report: Report):
+    spectra = {"conv1": {"rank": [0, 8], "error": [1.0, 0.0]}}
+    assert "no format can go below" in render_report(replace(report, spectra=spectra))
+    in_sequence = render_report(replace(report, spectra=spectra, notes={"sequential": True}))
+    assert "no format can go below" not in in_sequence
+    assert "fitted in sequence" in in_sequence
 
 
 @pytest.mark.parametrize("largest", [3e-4, 0.07, 0.2, 1.0, 7, 99, 36_864, 2.4e7])
@@ -221,7 +230,7 @@ def test_columns_keep_to_their_panel(report: Report):
 
 def test_an_evil_front_stays_data(report: Report):
     evil = "</script><script>alert(1)</script>"
-    text = render_report(replace(report, front={"measures": {"params": {}}, "layers": [{"name": evil}]}))
+    text = render_report(replace(report, front={"version": 1, "measures": {"params": {}}, "layers": [{"name": evil}]}))
     assert "</script><script>alert" not in text
     Elements(text)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensigma.pipeline import Report
+from tensigma.planning.frontdata import FRONT_VERSION
 
 # What a new command says for itself, with the number of values each option takes.
 _OWN = {"--budget": 1, "--ranks": 1, "--plan": 1, "--out": 1, "--force": 0, "--json": 0, "--quiet": 0, "-q": 0}
@@ -18,8 +19,8 @@ NO_FRONT = (
 
 
 def explorer(report: Report) -> dict[str, Any] | None:
-    """Plain data for the page's script; None where the report has no front."""
-    if report.front is None:
+    """Plain data for the page's script; None where the report has no front, or one of another version."""
+    if report.front is None or report.front.get("version") != FRONT_VERSION:
         return None
     norms = sorted({layer.norm for layer in report.compressed if layer.norm})
     command = report.notes.get("command")
