@@ -1,28 +1,136 @@
-"""The Python in the documents runs."""
+"""The Python in the documents runs, and the commands in them, in the readme and in every manual exist."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import typer
+from safetensors.torch import save_file
+from typer.testing import CliRunner
 
+from support_cli import MODEL
 from support_nets import batches, small_net
+from tensigma.cli.app import app
+from tensigma.zoo import load_model
 
 ROOT = Path(__file__).parent.parent
-BLOCKS = [
-    pytest.param(block, id=f"{file.name}-{index}")
-    for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    for index, block in enumerate(re.findall(r"^```python\n(.*?)^```", file.read_text(encoding="utf-8"), re.S | re.M))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: Pages that are followed from top to bottom: one folder, one session, commands included.
+STORIES = ("start.md", "your-own-model.md", "many-processes.md", "adding-a-decomposition.md")
+_BLOCK = re.compile(r'^```(python|sh)(?: title="([^"]*)")?\n(.*?)^```', re.S | re.M)
+
+
+def blocks_of(page: Path) -> list[tuple[str, str, str]]:
+    """Language, file name if any, and text of each block."""
+    return _BLOCK.findall(page.read_text(encoding="utf-8"))
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """The arguments of every ``tensigma`` in lines of shell."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["tensigma"]:
+            yield words[1:]
+        elif words[:1] == ["torchrun"] and "tensigma" in words:
+            yield words[words.index("tensigma") + 1 :]
+
+
+ALONE = [
+    pytest.param(text, id=f"{page.name}-{index}")
+    for page in PAGES
+    if page.name not in STORIES
+    for index, (language, _, text) in enumerate(blocks_of(page))
+    if language == "python"
 ]
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", ALONE)
 def test_python_blocks_run(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a small network for ``model`` and a few batches for ``loader``."""
     monkeypatch.chdir(tmp_path)
-    exec(compile(block, "block", "exec"), {"model": small_net(), "loader": batches(), "build_the_original": small_net})
+    exec(
+        compile(block, "block", "exec", dont_inherit=True),
+        {"model": small_net(), "loader": batches(), "build_the_original": small_net},
+    )
 
 
-def test_there_are_blocks_to_run() -> None:
-    assert len(BLOCKS) >= 2
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STORIES)
+def test_stories_can_be_followed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    # What the demonstration leaves behind.
+    (tmp_path / "demo-output").mkdir()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        save_file(load_model(MODEL).state_dict(), tmp_path / "demo-output" / "digits-cnn-0.safetensors")
+    before, session = set(sys.modules), {"__name__": "story"}
+    try:
+        for language, file, text in blocks_of(ROOT / "docs" / name):
+            # The same with a narrower network, which takes a tenth of the time.
+            small = text.replace("zoo:digits-cnn", MODEL)
+            if file:
+                (tmp_path / file).write_text(small, encoding="utf-8")
+            if language == "python":
+                exec(compile(small, file or name, "exec", dont_inherit=True), session)
+            else:
+                for arguments in commands_in("" if "torchrun" in text else small):
+                    result = CliRunner().invoke(app, arguments)
+                    assert result.exit_code == 0, f"{arguments}\n{result.output}"
+    finally:
+        for module in set(sys.modules) - before:
+            if getattr(sys.modules[module], "__file__", None) and str(tmp_path) in str(sys.modules[module].__file__):
+                del sys.modules[module]
+
+
+def _manuals(command: Any, name: str) -> Iterator[tuple[str, str]]:
+    yield name, command.help or ""
+    for child, own in getattr(command, "commands", {}).items():
+        yield from _manuals(own, f"{name} {child}")
+
+
+def _all_commands() -> Iterator[Any]:
+    written = [(page.name, text) for page in PAGES for language, _, text in blocks_of(page) if language == "sh"]
+    manuals = [(name, text) for name, text in _manuals(typer.main.get_command(app), "tensigma")]
+    for source, text in [*written, *manuals]:
+        indented = "\n".join(line.strip() for line in text.splitlines())
+        for index, arguments in enumerate(commands_in(_sane(indented))):
+            # A variable of the shell stands for several words.
+            if not any("$" in argument for argument in arguments):
+                yield pytest.param(arguments, id=f"{source}-{index}")
+
+
+def _sane(text: str) -> str:
+    """Lines of a manual that are no shell may hold a single quote."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return "\n".join(line for line in lines if line.startswith(("tensigma ", "torchrun ")))
+
+
+COMMANDS = list(_all_commands())
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_commands_exist(arguments: list[str]) -> None:
+    command: Any = typer.main.get_command(app)
+    context = command.make_context("tensigma", list(arguments))
+    while hasattr(command, "commands"):
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        context = command.make_context(name, rest, parent=context)
+
+
+def test_there_is_something_to_run() -> None:
+    assert len(ALONE) >= 2
+    assert len(COMMANDS) >= 30
+    assert {page.name for page in PAGES} >= set(STORIES)
+
+
+def test_a_wrong_command_is_found() -> None:
+    with pytest.raises(Exception, match="--buget"):
+        test_commands_exist(["compress", "zoo:digits-cnn", "--buget", "params=0.5", "--out", "small/"])
