@@ -54,7 +54,7 @@ def with_cifar100(real: Path, folder: Path) -> Path:
     for each in real.iterdir():
         (folder / each.name).symlink_to(each)
     place = folder / "cifar100"
-    write_npz(place / "train.npz", 2600, size=32, classes=100)
+    write_npz(place / "train.npz", 5200, size=32, classes=100)
     write_npz(place / "test.npz", 40, size=32, classes=100)
     model = load_model("zoo:resnet20-cifar?num_classes=100")
     save_file(model.state_dict(), place / "resnet20.safetensors")

@@ -252,6 +252,36 @@ def test_cifar10_forms(tmp_path: Path) -> None:
         load(f"cifar10:{binary}")
 
 
+def test_cifar100_forms(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 255, (12, 32, 32, 3), dtype=np.uint8)
+    labels = np.arange(12, dtype=np.uint8) * 9
+    (tmp_path / "npz").mkdir()
+    (tmp_path / "cifar-100-binary").mkdir()
+    np.savez(tmp_path / "npz" / "train.npz", images=images, labels=labels)
+    rows = [
+        np.concatenate([[7, label], pixels])
+        for label, pixels in zip(labels, images.transpose(0, 3, 1, 2).reshape(12, -1), strict=True)
+    ]
+    (tmp_path / "cifar-100-binary" / "train.bin").write_bytes(np.array(rows, dtype=np.uint8).tobytes())
+    by_name, binary = (load(f"cifar100:{place}") for place in (tmp_path / "npz", tmp_path))
+    assert by_name.n_classes == binary.n_classes == 100
+    assert_close(gather(by_name), gather(binary))
+    assert sorted(gather(binary)[1].tolist()) == labels.tolist()
+    with pytest.raises(StoreError, match="no test set found"):
+        load(f"cifar100:{tmp_path}?split=test")
+    with pytest.raises(StoreError, match="no such folder"):
+        load(f"cifar100:{tmp_path / 'nowhere'}")
+
+
+def test_classes_by_range(npz: Path) -> None:
+    assert set(gather(load(f"npz:{npz}?classes=1-3"))[1].tolist()) == {1, 2, 3}
+    assert set(gather(load(f"npz:{npz}?classes=0,2-2"))[1].tolist()) == {0, 2}
+    for wrong in ("3-1", "1-99", "1-", "-1"):
+        with pytest.raises(InputError, match="is not known"):
+            load(f"npz:{npz}?classes={wrong}")
+
+
 def test_pickled_cifar10_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1").write_bytes(b"\x80\x04.")
     with pytest.raises(StoreError, match="unpickling could execute code; get the binary version"):

@@ -15,7 +15,7 @@ from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.errors import InputError
-from tensigma.experiments.catalogue import NAMES, configs_of, load_config, printed_of
+from tensigma.experiments.catalogue import CONFIGS, NAMES, PAPER, configs_of, load_config, printed_of
 from tensigma.experiments.paper_page import figure_title, write_page
 from tensigma.experiments.quick import quick_form
 from tensigma.experiments.reproduction import State, kind_of, state_of
@@ -31,7 +31,7 @@ _DATA, _MODE = "Models and data", "What to do"
 
 Name = Annotated[
     str | None,
-    typer.Argument(metavar="NAME", show_default=False, help="One of the labels that --list shows, or all."),
+    typer.Argument(metavar="NAME", show_default=False, help="One of those that --list shows, or all of the paper's."),
 ]
 ConfigName = Annotated[
     str, typer.Option("--config", metavar="NAME|FILE", help="substitute, paper, or a TOML file.", rich_help_panel=_MODE)
@@ -125,7 +125,7 @@ def reproduce(
     """
     if to is not None and not table:
         raise InputError("--to says where a table is written; add --table")
-    configs = [_config(each, config, quick) for each in _names(name, listing=list_)]
+    configs = [_config(each, config, quick) for each in _names(name, config, listing=list_)]
     if list_:
         _list(screen, [state_of(each, out, data, seed) for each in configs], config)
         return
@@ -153,9 +153,11 @@ def reproduce(
     screen.note(f"results are in {out}; 'tensigma reproduce --table NAME' shows them beside the paper's")
 
 
-def _names(name: str | None, *, listing: bool) -> Sequence[str]:
-    if name == ALL or (name is None and listing):
-        return NAMES
+def _names(name: str | None, config: str, *, listing: bool) -> Sequence[str]:
+    if name is None and listing:
+        return [each for each in NAMES if config not in CONFIGS or config in configs_of(each)]
+    if name == ALL:
+        return PAPER
     if name is None:
         raise InputError("name an experiment, or all; --list shows them")
     return (name,)

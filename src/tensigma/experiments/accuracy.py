@@ -179,7 +179,7 @@ def _finetune_(config: Config, small: nn.Module, seed: int, workshop: Workshop) 
             return workshop.data(name, config.sources[name], batch_size=own.batch_size)
 
         tuned, history = finetune(
-            small.requires_grad_(True),
+            small.requires_grad_(True).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
             load(own.source),
             validation=load(own.validation),
             epochs=epochs,

@@ -27,7 +27,22 @@ decompositions under the Frobenius norm, solved by this library at TensorLy's er
 centred Σ the default here.
 
 Regenerate the results with `tensigma reproduce all --data DIR`, and this page with
-`tensigma reproduce --table all --to docs/paper.md`.
+`tensigma reproduce --table all --to docs/paper.md`. A run that was stopped goes on where it was.
+
+## With the paper's own models and data
+
+`tensigma reproduce NAME --config paper --data DIR` runs the original settings (`--device cuda` is advised). `DIR` holds
+
+| path | what |
+|---|---|
+| `weights/resnet18.pth`, `resnet50.pth`, `googlenet.pth`, `alexnet.pth` | torchvision's ImageNet checkpoints |
+| `weights/resnet18-cifar10.pth`, `…-cifar100.pth` and so on | the same for 10 or 100 classes, trained at 224×224 |
+| `imagenet/train`, `imagenet/val` | one folder for each class |
+| `cifar10`, `cifar100` | the binary versions, or `train.npz` and `test.npz` with `images` and `labels` |
+| `aircraft/train`, `flowers102/train` | FGVC-Aircraft and Oxford Flowers-102, folders of images |
+
+What lies elsewhere is named with `--weights resnet18=FILE` and `--source imagenet-val=imagefolder:DIR`; names are those
+of the config files in `tensigma/experiments/configs/paper`.
 """
 _SUBSTITUTE = """**All of them are substitutes**: the paper's checkpoints are not part of this project, so smaller
 public networks take their place, as each section says. They are narrow where the paper's are wide, so rates and

@@ -7,6 +7,7 @@ experiments share whatever they have in common, and a killed run loses one piece
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -188,11 +189,13 @@ class Workshop:
     @torch.inference_mode()
     def count_hits(self, model: nn.Module, source: str, spec: str) -> str:
         """The same, counted now."""
+        # Thin layers run about twice as fast with channels last.
+        network = copy.deepcopy(model).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
         right: list[bool] = []
         for images, labels in self.batches(source, spec):
             if labels is None:
                 raise InputError(f"{source}: accuracy needs labels, which {spec} does not have")
-            scores = model(images if self.device is None else images.to(self.device))
+            scores = network(images.to(self.device or images.device, memory_format=torch.channels_last))
             right += (scores.argmax(1).cpu() == labels).tolist()
             if self.limit is not None and len(right) >= self.limit:
                 break
