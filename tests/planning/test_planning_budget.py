@@ -8,11 +8,15 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import tensigma as ts
 from support_nets import batches, small_net
 from tensigma.errors import InputError
-from tensigma.layers import Cost
+from tensigma.layers import Cost, Geometry
+from tensigma.linalg import CP, Metric
+from tensigma.planning import methods, norm_of
 from tensigma.planning.curves import Option, pareto
 from tensigma.planning.front import Front
 
@@ -138,3 +142,26 @@ def test_planning_tells_how_far_it_is(stats: ts.Calibration) -> None:
     assert [state.done for state in seen] == list(range(1, len(seen) + 1))
     assert seen[-1].work == pytest.approx(1.0)
     assert seen[-1].remaining == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_quick_curve_of_large_layers_falls_and_promises_no_more_than_a_solution(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(methods, "_SMALL", 1)
+    kernel = torch.randn(12, 10, 3, 3, generator=torch.Generator().manual_seed(seed))
+    metric = Metric.identity(90)
+    points = methods.METHODS["cp-joint"].errors(kernel, metric)
+    assert all(a[1] > b[1] for a, b in pairwise(points))
+    for (rank,), error2 in points[5::8]:
+        assert error2 >= 0.95 * CP(rank, joint=True).fit(kernel, metric).error ** 2
+
+
+def test_taps_apart_are_left_out_where_together_they_cost_hardly_more() -> None:
+    def names(channels: int) -> list[str]:
+        geometry = Geometry.of(nn.Conv2d(channels, channels, 3))
+        return [method.name for method in methods.choices_of("auto", geometry, norm_of("sigma"))]
+
+    assert "cp" in names(64)
+    assert "cp" not in names(128)
+    assert "cp-joint" in names(128)

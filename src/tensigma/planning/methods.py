@@ -48,11 +48,13 @@ RankTuple = tuple[int, ...]
 _SVD_RANKS = 64
 _TUCKER2_RANKS = 24
 _CP_RANKS = 48
-# Ranks at which CP is solved for its curve, as shares of the largest, and for how long; on large layers every other one
-# and a third of the sweeps, which keeps the curve cheaper than the solution.
-_SHARES = (0.05, 0.1, 0.2, 0.35, 0.55, 0.75, 1.0)
-_SWEEPS = 30
+# Ranks at which CP is solved for its curve, as shares of the largest, and for how many sweeps. On large layers fewer of
+# both, and the fewer the higher the rank, where a sweep takes longest: that keeps the curve cheaper than the solution.
+_CURVE = tuple((share, 30) for share in (0.05, 0.1, 0.2, 0.35, 0.55, 0.75, 1.0))
+_LARGE_CURVE = ((0.05, 10), (0.2, 10), (0.55, 6), (1.0, 3))
 _SMALL = 1024
+# CP with joint taps is richer. Where it costs hardly more, CP with taps apart is not worth a curve of its own.
+_HARDLY_MORE = 1.02
 
 
 @dataclass(frozen=True)
@@ -231,11 +233,13 @@ class CPMethod(Method):
     def errors(self, kernel: Tensor, metric: Metric) -> list[tuple[RankTuple, float]]:
         """CP has no closed form: a few ranks are solved roughly, and those between follow a power law."""
         largest = self._break_even(kernel.shape)
-        small = kernel[0].numel() <= _SMALL
-        shares, sweeps = (_SHARES, _SWEEPS) if small else (_SHARES[::2], _SWEEPS // 3)
-        ranks = sorted({max(1, round(share * largest)) for share in shares})
-        solver = CP(1, joint=self.joint, max_sweeps=sweeps, tol=1e-3)
-        solved = [(rank, replace(solver, rank=rank).fit(kernel, metric).error ** 2) for rank in ranks]
+        points = _CURVE if kernel[0].numel() <= _SMALL else _LARGE_CURVE
+        sweeps = {max(1, round(share * largest)): count for share, count in points}
+        solver = CP(1, joint=self.joint, tol=1e-3)
+        solved = [
+            (rank, replace(solver, rank=rank, max_sweeps=count).fit(kernel, metric).error ** 2)
+            for rank, count in sweeps.items()
+        ]
         return [((rank,), _power_law(rank, solved)) for rank in _grid(largest, _CP_RANKS)]
 
     def fit(self, kernel: Tensor, ranks: RankTuple, target: Target, options: Mapping[str, Any]) -> Fit[Any]:
@@ -343,7 +347,18 @@ def choices_of(name: str | Method, geometry: Geometry, norm: Norm) -> tuple[Meth
     >>> from tensigma.planning.norms import norm_of
     >>> [method.name for method in choices_of("auto", Geometry.of(nn.Conv2d(4, 4, 3, groups=2)), norm_of("sigma"))]
     ['tucker2', 'svd']
+    >>> [method.name for method in choices_of("auto", Geometry.of(nn.Conv2d(99, 99, 3)), norm_of("sigma"))]
+    ['tucker2', 'cp-joint', 'svd']
     """
     if name != AUTO or geometry.is_pointwise:
         return (method_of(name, geometry),)
-    return tuple(METHODS[each] for each in _AUTO_CHOICES if METHODS[each].why_not(geometry, norm) is None)
+    apart, joint = (METHODS[each] for each in ("cp", "cp-joint"))
+    assert isinstance(apart, CPMethod)
+    assert isinstance(joint, CPMethod)
+    widths = [sum(method._modes(geometry.kernel_shape)) for method in (apart, joint)]
+    left_out = {"cp"} if widths[1] <= _HARDLY_MORE * widths[0] else set()
+    return tuple(
+        METHODS[each]
+        for each in _AUTO_CHOICES
+        if each not in left_out and METHODS[each].why_not(geometry, norm) is None
+    )
