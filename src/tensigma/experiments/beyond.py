@@ -11,7 +11,8 @@ Options of the config::
     method = "tucker2"
     norm = "sigma"
     layers = "spatial"
-    models = ["resnet20"]                  # where not all, and so for rates
+    models = ["resnet20"]                  # where not all
+    rates = { resnet20 = [3.5] }           # where not all, by model
     sequential = false
     reestimate_bn = false
     weigh = 0.0                            # power of the weights from tensigma.planning.sensitivities
@@ -26,7 +27,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -58,11 +59,16 @@ class Variant:
     norm: str
     layers: str
     models: list[str] | None = None
-    rates: list[float] | None = None
+    rates: Mapping[str, list[float]] = field(default_factory=dict)
     sequential: bool = False
     reestimate_bn: bool = False
     weigh: float = 0.0
     refine: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a result depends on: all but what it is called and where it is wanted."""
+        return {key: value for key, value in vars(self).items() if key not in ("name", "models", "rates", "refine")}
 
     @classmethod
     def of(cls, table: Mapping[str, Any], where: str) -> Variant:
@@ -102,13 +108,9 @@ class Beyond:
             found.append(Cell(key=f"{config.title_of(study)} | original", study=index, settings=base))
             for rate in self._rates(config, study):
                 for variant in self._variants(config, study):
-                    if variant.rates is not None and rate not in variant.rates:
+                    if rate not in variant.rates.get(study.model, [rate]):
                         continue
-                    settings = base | {
-                        "rate": rate,
-                        "variant": vars(variant),
-                        "passes": variant.refine.get(study.model),
-                    }
+                    settings = base | {"rate": rate, **variant.settings, "passes": variant.refine.get(study.model)}
                     key = f"{config.title_of(study)} | {variant.name} | {rate:g}"
                     found.append(Cell(key=key, study=index, settings=settings))
         return found
@@ -118,9 +120,9 @@ class Beyond:
         about = config.models[study.model]
         model = workshop.model(study.model, about, config.sources)
         assert study.source is not None
-        if "variant" not in cell.settings:
+        if "rate" not in cell.settings:
             return self._judged(config, study, model, model, workshop)
-        variant = Variant(**cell.settings["variant"])
+        variant = next(each for each in self._variants(config, study) if cell.key.split(" | ")[1] == each.name)
         seed = cell.settings["seed"]
         stats = workshop.stats(study.model, about, config.sources, study.source, seed=seed, fisher=None)
         data = workshop.data(study.source, config.sources[study.source], seed=seed)
@@ -151,7 +153,7 @@ class Beyond:
         self, variant: Variant, model: nn.Module, stats: Calibration, rate: float, data: Any, workshop: Workshop
     ) -> tuple[nn.Module, Report]:
         """A copy of the model before anything is trained or re-estimated, which variants in a row may share."""
-        key = (id(model), rate, replace(variant, name="", models=None, rates=None, refine={}, reestimate_bn=False))
+        key = (id(model), rate, variant.settings | {"reestimate_bn": None})
         if self._last is None or self._last[0] != key:
             made = self._plan(variant, model, stats, rate, data, workshop)
             sequential: Any = "auto" if variant.sequential else False
