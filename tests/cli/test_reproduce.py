@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from support_experiments import stand_ins
-from tensigma.experiments.catalogue import NAMES, PAPER
+from tensigma.cli.progress import step_of
+from tensigma.cli.reproduce import _Display
+from tensigma.experiments.catalogue import NAMES, PAPER, load_config
+from tensigma.experiments.demo import TrainingProgress
+from tensigma.experiments.quick import quick_form
+from tensigma.experiments.reproduction import reproduce
 
 TINY = """
 kind = "accuracy"
@@ -87,6 +92,25 @@ def test_the_whole_page(run, place: Path):
     assert "| 0.85 | 2.53 | 20.9 | 66.5 |" in text
 
 
+def test_long_cells_say_what_goes_on(run, place: Path):
+    overrides = stand_ins(place)
+    shown: list[str] = []
+    display = _Display(lambda state: shown.append(step_of(state, 1.0).text))
+    reproduce(
+        [quick_form(load_config("t2sigma-c100", "paper"))],
+        data=None,
+        out=place / "found",
+        cache=place / "cache",
+        overrides=overrides,
+        progress=display.cell,
+        detail=display.within,
+    )
+    assert any("(batch" in text for text in shown)
+    assert any("(layer" in text for text in shown)
+    assert any("(fine-tuning at 0.001, epoch 1 of 1)" in text for text in shown)
+    display.within(TrainingProgress(done=1, total=2, loss=0.1, seconds=1.0))
+
+
 def test_the_users_own_models_and_images(run, place: Path):
     overrides = stand_ins(place)
     run(
@@ -108,6 +132,7 @@ def test_the_users_own_models_and_images(run, place: Path):
         (("fishr",), "no experiment 'fishr'"),
         (("fisher",), "--data DIR"),
         (("fisher", "--config", "papr"), "give substitute, paper, or a TOML file"),
+        (("fisher", "Activation", "--config", "any.toml"), "the config of one experiment"),
         (("cpsigma-c100", "--data", "."), "needs CIFAR-100"),
         (("fisher", "--to", "x.md"), "add --table"),
         (("--table", "all", "--to", "x.svg"), "one experiment"),

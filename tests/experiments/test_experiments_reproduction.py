@@ -16,7 +16,7 @@ from tensigma.experiments.catalogue import PAPER, load_config, printed_of
 from tensigma.experiments.kinds import Cell
 from tensigma.experiments.paper_page import write_page
 from tensigma.experiments.quick import quick_form
-from tensigma.experiments.reproduction import ReproductionProgress, kind_of, reproduce, state_of
+from tensigma.experiments.reproduction import ReproductionProgress, current_cells, kind_of, reproduce, state_of
 from tensigma.experiments.results import Results
 from tensigma.experiments.settings import Config, parse_config
 from tensigma.experiments.tables import markdown
@@ -104,6 +104,7 @@ def test_only_what_a_change_concerns_is_computed_again(tmp_path: Path):
     series = [DIGITS["series"][0], {**DIGITS["series"][1], "norm": "centred"}]
     changed = digits(series=series)
     assert state_of(changed, tmp_path / "out").done == 3
+    assert len(current_cells(Results.open(tmp_path / "out", changed))) == 3
     second = go(changed, tmp_path).cells
     same = {key for key in first if first[key]["stamp"] == second[key]["stamp"]}
     assert same == {key for key in first if "Σ" not in key}

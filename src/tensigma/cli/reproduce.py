@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from tensigma.cli.command import command
 from tensigma.cli.options import Device, Seed
 from tensigma.cli.outputs import write_text
-from tensigma.cli.progress import duration
+from tensigma.cli.progress import duration, step_of
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.errors import InputError
 from tensigma.experiments.catalogue import CONFIGS, NAMES, PAPER, configs_of, load_config, printed_of
+from tensigma.experiments.demo import TrainingProgress
 from tensigma.experiments.paper_page import figure_title, write_page
 from tensigma.experiments.quick import quick_form
-from tensigma.experiments.reproduction import State, kind_of, state_of
+from tensigma.experiments.reproduction import ReproductionProgress, State, current_cells, kind_of, state_of
 from tensigma.experiments.reproduction import reproduce as run
 from tensigma.experiments.results import Results
 from tensigma.experiments.settings import Config
 from tensigma.experiments.tables import markdown
 from tensigma.experiments.workshop import Overrides
+from tensigma.pipeline import FineTuningProgress
 from tensigma.report.figure import SUFFIXES, draw
 
 ALL = "all"
 _DATA, _MODE = "Models and data", "What to do"
 
-Name = Annotated[
-    str | None,
-    typer.Argument(metavar="NAME", show_default=False, help="One of those that --list shows, or all of the paper's."),
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="NAME…", show_default=False, help="Of those that --list shows, or all: the paper's."),
 ]
 ConfigName = Annotated[
     str, typer.Option("--config", metavar="NAME|FILE", help="substitute, paper, or a TOML file.", rich_help_panel=_MODE)
@@ -89,7 +93,7 @@ To = Annotated[
 @command
 def reproduce(
     screen: Screen,
-    name: Name = None,
+    names: Names = None,
     config: ConfigName = "substitute",
     data: Data = None,
     model: Models = None,
@@ -116,7 +120,7 @@ def reproduce(
     [bold]Examples[/bold]
 
       tensigma reproduce --list
-      tensigma reproduce fisher --data DIR
+      tensigma reproduce fisher Activation --data DIR
       tensigma reproduce all --data DIR --quick --out quick/
       tensigma reproduce --table fisher
       tensigma reproduce --table all --to docs/paper.md
@@ -125,7 +129,7 @@ def reproduce(
     """
     if to is not None and not table:
         raise InputError("--to says where a table is written; add --table")
-    configs = [_config(each, config, quick) for each in _names(name, config, listing=list_)]
+    configs = [_config(each, config, quick) for each in _chosen(names or [], config, listing=list_)]
     if list_:
         _list(screen, [state_of(each, out, data, seed) for each in configs], config)
         return
@@ -137,6 +141,7 @@ def reproduce(
     )
     ready = _ready(screen, configs, out, data, seed, overrides)
     with screen.progress("reproducing") as progress:
+        display = _Display(progress)
         found = run(
             ready,
             data=data,
@@ -145,7 +150,8 @@ def reproduce(
             overrides=overrides,
             seed=seed,
             device=device,
-            progress=progress,
+            progress=display.cell,
+            detail=display.within,
         )
     states = [state_of(each, out, data, seed) for each in ready]
     facts = {"config": config, "out": str(out), "experiments": [_facts(state) for state in states]}
@@ -153,14 +159,39 @@ def reproduce(
     screen.note(f"results are in {out}; 'tensigma reproduce --table NAME' shows them beside the paper's")
 
 
-def _names(name: str | None, config: str, *, listing: bool) -> Sequence[str]:
-    if name is None and listing:
-        return [each for each in NAMES if config not in CONFIGS or config in configs_of(each)]
-    if name == ALL:
-        return PAPER
-    if name is None:
+def _chosen(names: Sequence[str], config: str, *, listing: bool) -> Sequence[str]:
+    if not names and not listing:
         raise InputError("name an experiment, or all; --list shows them")
-    return (name,)
+    if config not in CONFIGS and len(names) != 1:
+        raise InputError(f"{config} is the config of one experiment; name that one")
+    if not names:
+        return [each for each in NAMES if config in configs_of(each)]
+    return list(dict.fromkeys(each for name in names for each in (PAPER if name == ALL else (name,))))
+
+
+class _Display:
+    """How far the run is, and within long cells what is going on."""
+
+    def __init__(self, show: Callable[[Any], None]) -> None:
+        self._show = show
+        self._last: ReproductionProgress | None = None
+
+    def cell(self, state: ReproductionProgress) -> None:
+        self._last, self._begin = state, time.perf_counter()
+        self._show(state)
+
+    def within(self, state: Any) -> None:
+        if self._last is None or self._last.done == self._last.total:
+            return
+        whole = step_of(self._last, 0.0)
+        self._show(replace(whole, text=f"{whole.text} ({self._text(state)})"))
+
+    def _text(self, state: Any) -> str:
+        if isinstance(state, TrainingProgress):
+            return f"training, epoch {state.done} of {state.total}"
+        if isinstance(state, FineTuningProgress):
+            return f"fine-tuning at {state.learning_rate:g}, epoch {state.epoch} of {state.epochs}"
+        return step_of(state, time.perf_counter() - self._begin).text
 
 
 def _config(name: str, config: str, quick: bool) -> Config:
@@ -226,7 +257,7 @@ def _table(screen: Screen, configs: list[Config], out: Path, to: Path | None, se
         if len(results) != 1:
             raise InputError(f"{to}: a figure shows one experiment; name it instead of all")
         found = results[0]
-        panels = kind_of(found.config).panels(found.config, found.cells)
+        panels = kind_of(found.config).panels(found.config, current_cells(found))
         if not panels:
             raise InputError(f"{found.config.name} is a table; give --to the name of a .md file")
         draw(panels, to, title=figure_title(found.config))
@@ -237,7 +268,10 @@ def _table(screen: Screen, configs: list[Config], out: Path, to: Path | None, se
             write_text(to, _markdown(results[0]))
         else:
             write_page(results, to)
-    data = {"experiments": {each.config.name: each.cells for each in results}, "to": None if to is None else str(to)}
+    data = {
+        "experiments": {each.config.name: current_cells(each) for each in results},
+        "to": None if to is None else str(to),
+    }
     screen.result("reproduce", data, *([_markdown(each) for each in results] if to is None else [f"written to {to}"]))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tensigma.experiments.catalogue import printed_of
-from tensigma.experiments.reproduction import kind_of
+from tensigma.experiments.reproduction import current_cells, kind_of
 from tensigma.experiments.results import Results
 from tensigma.experiments.settings import Config
 from tensigma.experiments.tables import markdown
@@ -58,7 +58,8 @@ def write_page(results: Sequence[Results], page: Path) -> None:
     for each in results:
         config = each.config
         figure = None
-        panels = kind_of(config).panels(config, each.cells) if config.shown == "figure" and each.cells else []
+        cells = current_cells(each)
+        panels = kind_of(config).panels(config, cells) if config.shown == "figure" and cells else []
         if panels:
             figure = f"{page.stem}/{config.name}.svg"
             draw(panels, page.parent / figure, title=figure_title(config))

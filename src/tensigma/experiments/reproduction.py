@@ -105,6 +105,12 @@ def state_of(config: Config, out: Path, data: Path | None = None, seed: int = 0)
     )
 
 
+def current_cells(results: Results) -> dict[str, dict[str, Any]]:
+    """The cells that were computed with the settings of the config as it is now, in its order."""
+    cells = kind_of(results.config).cells(results.config, results.seed)
+    return {cell.key: results.cells[cell.key] for cell in cells if results.has(cell)}
+
+
 def reproduce(
     configs: list[Config],
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tensigma.experiments.kinds import Block
-from tensigma.experiments.reproduction import kind_of
+from tensigma.experiments.reproduction import current_cells, kind_of
 from tensigma.experiments.results import Results
 from tensigma.experiments.settings import Config, Printed
 
@@ -15,20 +15,20 @@ def markdown(results: Results, printed: Printed, *, level: int = 2, figure: str 
 
     ``figure`` is the name of a picture to show before the numbers.
     """
-    config = results.config
+    config, cells = results.config, current_cells(results)
     head = "#" * level
     parts = [f"{head} {config.name}: {config.title}", *_origin(config)]
     if figure is not None:
         parts.append(f"![{config.title}]({figure})")
-    if results.cells:
-        for block in kind_of(config).blocks(config, results.cells):
+    if cells:
+        for block in kind_of(config).blocks(config, cells):
             parts += _block(block)
     else:
         needs = " and ".join(config.needs.values())
         reason = f": it needs {needs}, which is not part of this project" if needs else " yet"
         parts.append(f"Not run{reason}.")
     parts += _printed(printed)
-    if results.cells:
+    if cells:
         parts += [config.remark] if config.remark else []
         parts.append(f"<small>{_circumstances(results)}</small>")
     return "\n\n".join(parts) + "\n"

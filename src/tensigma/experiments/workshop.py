@@ -129,7 +129,8 @@ class Workshop:
                     data_name=_placeless(spec, self.folder),
                     progress=self.report,
                 )
-                found.save(folder)
+                # Another process may have written the same in the meantime.
+                found.save(folder, force=True)
                 # From disk again: layers are then read when they are needed, and memory is free in between.
                 self._stats[key] = Calibration.load(folder)
         return self._stats[key]

@@ -1,0 +1,24 @@
+"""The page in the documentation says what the committed results say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tensigma.experiments.catalogue import PAPER, load_config
+from tensigma.experiments.paper_page import write_page
+from tensigma.experiments.results import Results
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_is_up_to_date(tmp_path: Path):
+    page, results = ROOT / "docs" / "paper.md", ROOT / "results" / "paper"
+    if not page.is_file() or not results.is_dir():
+        pytest.skip("the page or the results are not part of this copy")
+    write_page([Results.open(results, load_config(name)) for name in PAPER], tmp_path / "paper.md")
+    advice = "run: tensigma reproduce --table all --to docs/paper.md"
+    assert page.read_text() == (tmp_path / "paper.md").read_text(), advice
+    for figure in (tmp_path / "paper").glob("*.svg"):
+        assert (page.parent / "paper" / figure.name).is_file(), advice
