@@ -137,6 +137,18 @@ def test_seeds_change_images_or_starts_and_become_a_spread(tmp_path: Path):
     assert "Beside classical" in text
 
 
+def test_a_network_is_trained_once_and_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    training = {"source": "train", "epochs": 2, "learning_rate": 0.01}
+    config = digits(models={"net": {**DIGITS["models"]["net"], "train": training}})
+    settings = config.models["net"]
+    first = Workshop(None, tmp_path / "one").model("net", settings, config.sources)
+    other = Workshop(None, tmp_path / "other").model("net", settings, config.sources)
+    assert workshop.state_hash(first) == workshop.state_hash(other)
+    monkeypatch.setattr(workshop, "train", None)
+    again = Workshop(None, tmp_path / "one").model("net", settings, config.sources)
+    assert workshop.state_hash(first) == workshop.state_hash(again)
+
+
 def test_results_of_something_else_are_kept(tmp_path: Path):
     config = digits()
     go(config, tmp_path)

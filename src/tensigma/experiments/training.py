@@ -25,7 +25,7 @@ def train(
 ) -> nn.Module:
     """Train the model of this name on images that fit in memory; the same seed gives the same weights.
 
-    Images are mirrored at random and shifted by up to four pixels, all of a batch alike.
+    Images are mirrored at random and shifted around their edges by up to four pixels, all of a batch alike.
     """
     start = time.perf_counter()
     batches = list(data)
