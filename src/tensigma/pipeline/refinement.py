@@ -40,11 +40,11 @@ class Refine:
     #: Samples passed through the small model, those of all rounds over the data together.
     passes: int = 20_000
     #: Where the learning rate of Adam is highest; it rises for a tenth of the steps and falls to 0 like a cosine.
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
     #: By which scores are divided before they are compared: more than 1 makes the lesser classes count more.
     temperature: float = 4.0
     #: Weight of the outputs of blocks beside the answers of the model.
-    features: float = 1.0
+    features: float = 5.0
     #: Longest gradient, so that one odd batch cannot undo a fit.
     clip: float = 1.0
     #: Applied to each batch before both models see it, such as a random flip; None for the batch as it is.
