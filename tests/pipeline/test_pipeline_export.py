@@ -180,6 +180,21 @@ class _Zero(nn.Module):
         return x * 0
 
 
+def test_a_model_that_rounds_badly_is_forgiven_its_own_rounding():
+    class Cancelling(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x + 1000) - 1000
+
+    x = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ExportError, match="differs"):
+        parity(Cancelling(), lambda x: x, x, (1, 3), 1e-6)
+    assert parity(Cancelling(), lambda x: x, x, (1, 3), 1e-6, 1e-3)[0] > 1e-6
+    # Not more than that, and not what has another reason.
+    for wrong, most in ((lambda x: x, 1e-5), (lambda x: 1.01 * x, 1e-1)):
+        with pytest.raises(ExportError, match="differs"):
+            parity(Cancelling(), wrong, x, (1, 3), 1e-6, most)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
