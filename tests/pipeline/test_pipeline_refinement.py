@@ -108,7 +108,7 @@ def test_answers_of_any_structure_are_compared() -> None:
     torch.manual_seed(0)
     model, data = Maps(), batches(6)
     plan = ts.plan(model, ranks=ts.Ranks({"body.2": 2}), norm="frobenius")
-    _, report = ts.compress(model, plan, data=data, refine=500)
+    _, report = ts.compress(model, plan, data=data, refine=Refine(passes=500, learning_rate=5e-3))
     assert report.notes["refinement"]["loss_after"] < 0.9 * report.notes["refinement"]["loss_before"]
     assert blocks_around(model, ["body.2"]) == ["body"]
 
