@@ -29,7 +29,7 @@ from tensigma.planning.allocation import Allocation
 from tensigma.planning.timing import one_thread, processor_clock
 from tensigma.zoo import load_data, load_model
 
-SHARES = (0.8, 0.6, 0.4)
+SHARES = (0.8, 0.6)
 ROUNDS = 60
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     method = parser.parse_args().method
     root = Path(os.environ["TENSIGMA_DATA"]) / "cifar10"
     model = load_model("zoo:resnet18w32-cifar", root / "resnet18w32.safetensors").eval()
-    images = list(load_data(f"cifar10:{root}?split=train", batch_size=100, samples=3000))
+    images = list(load_data(f"cifar10:{root}?split=train", batch_size=100, samples=1500))
     calibration, held_out = images[:10], images[10:]
     stats = ts.calibrate(model, calibration)
     # The curves are the same whatever is measured.
