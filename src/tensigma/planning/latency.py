@@ -24,7 +24,7 @@ from tensigma.planning.timing import RUNTIMES, Chain, runtime_of
 
 # Ranks at which a layer is timed, as shares of the largest on its curve; times between them are interpolated.
 _SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
-# Runtimes compute channels in blocks of 8 or 16: a rank of 17 takes as long as one of 32, often longer.
+# Runtimes compute channels in blocks of 8 or 16: a rank of 15 takes longer than one of 16.
 _BLOCK = 16
 
 
@@ -35,7 +35,7 @@ class Latency(CostBudget):
     Each distinct shape is timed once, dense and at a few ranks of every format, and the times are kept in a file. The
     original's time is the sum over its layers measured in the same way; what lies between them (activations, pooling,
     additions) is not counted and stays as it is, so the time of the whole model falls by a little less. Ranks are
-    whole blocks of channels, because others save nothing.
+    whole blocks of channels, because others take longer than the next block.
 
     Args:
         share: What may remain: 0.6 means sixty per cent.
