@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 
 import pytest
@@ -64,9 +65,10 @@ def test_the_function_stays_and_ranges_become_equal(
     model = badly_scaled(format, layer, seed)
     x = torch.randn(16, *shape, generator=torch.Generator().manual_seed(seed))
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    equal = equalise(model, [x[:9], x[9:]])
+    equal = equalise(model, [x[:9], x[9:]], strength=1)
     expected = model(x)
     torch.testing.assert_close(equal(x), expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    torch.testing.assert_close(equalise(model, [x])(x), expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     for key, value in model.state_dict().items():
         assert torch.equal(value, before[key])
     spread = [float(channels(values).max() / channels(values).min()) for values in between(model, x)]
@@ -108,6 +110,27 @@ def test_rounding_hurts_less(format: Format, layer: nn.Module, shape: tuple[int,
         return float((y - expected).norm() / expected.norm())
 
     assert error(equalise(model, [x])) < 0.3 * error(model)
+
+
+@torch.no_grad()
+def test_weights_that_would_suffer_are_spared():
+    """Channels that hardly matter but are large, before a layer whose rows have one large column each: equal channels
+    would cost the weights more than they gain."""
+    generator = torch.Generator().manual_seed(0)
+    model = badly_scaled(SVDFormat(6), nn.Linear(12, 9), 0)
+    model.get_parameter("0.expand.weight").copy_(torch.randn(9, 6, generator=generator))
+    x = torch.randn(256, 12, generator=generator)
+    expected = model(x)
+
+    def error(model: nn.Module) -> float:
+        first, second = copy.deepcopy(model).get_submodule("0").children()
+        weight = second.get_parameter("weight")
+        steps = weight.abs().amax(1, keepdim=True) / 127
+        weight.copy_((weight / steps).round() * steps)
+        return float((second(rounded(first(x))) - expected).norm() / expected.norm())
+
+    errors = {strength: error(equalise(model, [x], strength=strength)) for strength in (0, 0.25, 0.5, 0.75, 1, None)}
+    assert errors[None] <= 1.3 * min(errors.values())
 
 
 def test_nothing_to_do_and_what_must_not_be_done():
