@@ -46,7 +46,7 @@ from tensigma.planning import VBMF, Params, Plan, SigmaVBMF, plan, sensitivities
 from tensigma.report.figure import Panel
 
 _RULES = {"vbmf": VBMF, "sigma-vbmf": SigmaVBMF}
-_STEPS = 12
+_STEPS = 13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +213,8 @@ class Beyond:
         def attempt(alpha: float) -> Plan:
             return plan(model, stats, ranks=rule(alpha), saving="none", **common)
 
-        low, high = 0.0, 1.0
+        # Beyond 1 the rule takes ranks below those of VBMF.
+        low, high = 0.0, 2.0
         best = attempt(high)
         if best.rate <= rate:
             return best
