@@ -82,7 +82,13 @@ def test_from_a_config_to_results_a_table_and_a_figure(run, run_json, place: Pat
     run("reproduce", "--table", "fisher", *ours, "--to", "fisher.png")
     assert (place / "fisher.png").read_bytes().startswith(b"\x89PNG")
     run("reproduce", "--table", "fisher", *ours, "--to", "fisher.md")
-    assert (place / "fisher.md").read_text().strip() == text.strip()
+    alone = (place / "fisher.md").read_text().strip()
+    assert alone == text.strip().replace("## fisher: Digits at two ranks", "# Digits at two ranks")
+    page = (place / "found" / "report.html").read_text()
+    for shown in ("Digits at two ranks", "<strong>Substitute.</strong> digits stand in", "data:image/svg+xml;base64,"):
+        assert shown in page
+    run("reproduce", "--table", "fisher", *ours, "--to", "fisher.html")
+    assert (place / "fisher.html").read_text() == page
 
 
 def test_the_whole_page(run, place: Path):

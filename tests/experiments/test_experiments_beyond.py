@@ -12,7 +12,8 @@ from tensigma.errors import InputError
 from tensigma.experiments.beyond import Beyond, Variant, _Moved
 from tensigma.experiments.catalogue import load_config
 from tensigma.experiments.reproduction import kind_of, reproduce
-from tensigma.experiments.settings import Config, Printed, parse_config
+from tensigma.experiments.sections import section_of
+from tensigma.experiments.settings import Config, parse_config
 from tensigma.experiments.tables import markdown
 
 RULE = {"ranks": "vbmf", "method": "tucker2", "norm": "sigma", "layers": "spatial"}
@@ -63,7 +64,7 @@ def test_every_ingredient_runs_and_reaches_its_rate(tmp_path: Path) -> None:
     assert cells["a net | budget | 3"]["sequential"] is False
     assert cells["a net | refined | 3"]["refinement"]["passes"] == 100
     assert 0 <= cells["a net | statistics | 2"]["agreement"] <= 1
-    text = markdown(found, Printed())
+    text = markdown(section_of(found))
     assert "| rate 2 | rate 3 |" in text
     assert text.count("| – |") == 2
 

@@ -9,6 +9,8 @@ import pytest
 from tensigma.experiments.catalogue import PAPER, load_config
 from tensigma.experiments.paper_page import write_page
 from tensigma.experiments.results import Results
+from tensigma.experiments.sections import section_of
+from tensigma.experiments.tables import markdown
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,3 +24,12 @@ def test_the_page_is_up_to_date(tmp_path: Path):
     assert page.read_text() == (tmp_path / "paper.md").read_text(), advice
     for figure in (tmp_path / "paper").glob("*.svg"):
         assert (page.parent / "paper" / figure.name).is_file(), advice
+
+
+@pytest.mark.parametrize(("name", "page"), [("beyond", "beyond.md"), ("norms", "results.md")])
+def test_pages_of_our_own_experiments_are_up_to_date(name: str, page: str):
+    results = ROOT / "results" / "paper"
+    if not results.is_dir():
+        pytest.skip("the results are not part of this copy")
+    made = markdown(section_of(Results.open(results, load_config(name))), alone=True)
+    assert (ROOT / "docs" / page).read_text() == made, f"run: tensigma reproduce --table {name} --to docs/{page}"

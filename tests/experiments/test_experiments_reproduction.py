@@ -12,12 +12,13 @@ import pytest
 from support_experiments import stand_ins
 from tensigma.errors import InputError, StoreError
 from tensigma.experiments import accuracy, workshop
-from tensigma.experiments.catalogue import PAPER, load_config, printed_of
+from tensigma.experiments.catalogue import PAPER, load_config
 from tensigma.experiments.kinds import Cell
 from tensigma.experiments.paper_page import write_page
 from tensigma.experiments.quick import quick_form
 from tensigma.experiments.reproduction import ReproductionProgress, current_cells, kind_of, reproduce, state_of
 from tensigma.experiments.results import Results
+from tensigma.experiments.sections import section_of
 from tensigma.experiments.settings import Config, parse_config
 from tensigma.experiments.tables import markdown
 from tensigma.experiments.workshop import Overrides, Workshop
@@ -63,7 +64,7 @@ def test_the_papers_own_settings_run_on_stand_ins(name: str, tiny: tuple[Overrid
     stored = json.loads((tmp_path / f"{name}.paper.quick.json").read_text())
     assert {"seed", "versions", "machine", "seconds", "settings"} <= set(stored)
     assert stored["substitute"] is None
-    text = markdown(found, printed_of(name))
+    text = markdown(section_of(found))
     assert name in text
     assert "Quick form" in text
     assert "Substitute" not in text
@@ -124,13 +125,28 @@ def test_experiments_share_statistics_solutions_and_accuracies(tmp_path: Path, m
         assert all(cell.get(name) == second.cells[key].get(name) for name in plain)
 
 
+def test_series_without_images_of_their_own_take_the_studys_and_are_compared_image_by_image(tmp_path: Path):
+    series = [DIGITS["series"][0], {"name": "Σ", "method": "cp", "norm": "sigma"}]
+    study = {"model": "net", "evaluation": "test", "alphas": [1.1], "source": "train"}
+    config = digits(series=series, study=[study], beside="sigma")
+    found = go(config, tmp_path)
+    cells = {cell["series"]: cell for cell in found.cells.values()}
+    points = 100 * (cells["Σ"]["top1"] - cells["classical"]["top1"])
+    (row,) = section_of(found).tables[0].rows
+    classical, sigma = row[2:]
+    assert sigma == f"{100 * cells['Σ']['top1']:.1f}"
+    assert classical.startswith(f"{100 * cells['classical']['top1']:.1f} ({points:+.1f}: ")
+    with pytest.raises(InputError, match="needs a source"):
+        digits(series=series)
+
+
 def test_seeds_change_images_or_starts_and_become_a_spread(tmp_path: Path):
     images = go(digits(), tmp_path / "images")
     assert sum("classical" in key for key in images.cells) == 2
     assert sum("| Σ |" in key for key in images.cells) == 4
     starts = go(digits(seeds_of="solver"), tmp_path / "starts")
     assert sum("classical" in key for key in starts.cells) == 4
-    text = markdown(starts, printed_of("fisher"))
+    text = markdown(section_of(starts))
     assert text.count("±") == 4
     assert "**Substitute.** digits stand in for everything" in text
     assert "In the paper:" in text

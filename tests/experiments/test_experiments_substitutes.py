@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from support_experiments import with_cifar100
-from tensigma.experiments.catalogue import PAPER, load_config, printed_of
+from tensigma.experiments.catalogue import PAPER, load_config
 from tensigma.experiments.quick import quick_form
 from tensigma.experiments.reproduction import kind_of, reproduce
+from tensigma.experiments.sections import section_of
 from tensigma.experiments.tables import markdown
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -37,7 +38,7 @@ def test_the_quick_form_runs(name: str, place: tuple[Path, Path], tmp_path: Path
     for cell in found.cells.values():
         assert 0 <= cell.get("top1", 0.0) <= 1
         assert 0 <= cell.get("error", 0.0) < 1
-    assert "**Substitute.**" in markdown(found, printed_of(name))
+    assert "**Substitute.**" in markdown(section_of(found))
     assert json.loads((tmp_path / f"{name}.quick.json").read_text())["substitute"]
     panels = kind_of(config).panels(config, found.cells)
     assert bool(panels) or config.shown == "table"

@@ -16,6 +16,8 @@ from torch import nn
 import tensigma as ts
 from tensigma.pipeline import Report
 from tensigma.planning import Plan
+from tensigma.report.figure import Line, Panel
+from tensigma.report.results import Section, Table, write_results
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 playwright = pytest.importorskip(
@@ -25,6 +27,20 @@ pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium was found (chromium, chromium-browser or google-chrome); install one"
 )
 COMMAND = ["tensigma", "compress", "zoo:m", "--data", "npz:my images.npz", "--budget", "params=0.5", "--out", "small"]
+
+SECTION = Section(
+    name="one",
+    title="An experiment",
+    origin="A `net` <stands> in.",
+    substitute=True,
+    tables=[Table(title="A net", columns=["α", "rate", "Σ"], rows=[["0.5", "2.02", "81.7"], ["0.7", "3.43", "50.1"]])],
+    panels=[
+        Panel(title="A net", x_label="rate", y_label="top-1", lines=[Line(name="Σ", points=[(2.02, 81.7), (3.43, 50)])])
+    ],
+    figure_title="An experiment (substitute)",
+    printed=Table(columns=["α", "Σ"], rows=[["0.5", "67.9"]]),
+    remark="As expected.",
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +77,8 @@ def files(report: Report, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     }
     for name, each in variants.items():
         ts.write_report(each, folder / f"{name}.html")
-    return {name: folder / f"{name}.html" for name in variants}
+    write_results([SECTION], folder / "results.html", title="Results", lead="One **experiment**.")
+    return {name: folder / f"{name}.html" for name in (*variants, "results")}
 
 
 @pytest.fixture
@@ -77,7 +94,14 @@ def visit(browser: Any, files: dict[str, Path]) -> Iterator[Callable[..., Any]]:
         page.on("console", lambda message: complaints.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
         own = files[name].as_uri()
-        page.on("request", lambda asked: None if asked.url in (own, "data:,") else complaints.append(asked.url))
+        page.on(
+            "request",
+            lambda asked: (
+                None
+                if asked.url in (own, "data:,") or asked.url.startswith("data:image/svg")
+                else complaints.append(asked.url)
+            ),
+        )
         page.goto(own)
         return page
 
@@ -357,3 +381,17 @@ def test_prints_in_black_on_white(visit):
     pdf = page.pdf(format="A4")
     assert pdf.startswith(b"%PDF")
     assert 1 <= len(re.findall(rb"/Type */Page\b", pdf)) <= 5
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_results_of_experiments(visit, scheme: str):
+    page = visit("results", scheme=scheme, width=390)
+    assert "Substitute. A net <stands> in." in page.locator("main").inner_text()
+    assert texts(page, "tbody tr:nth-child(2) td") == ["3.43", "50.1"]
+    assert texts(page, "h3") == ["A net", "In the paper"]
+    assert page.locator(".plot").evaluate("image => image.naturalWidth") > 100
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    flipped = page.locator(".plot").evaluate("image => getComputedStyle(image).filter") != "none"
+    assert flipped == (scheme == "dark")
+    page.locator("#theme").click()
+    assert (page.locator(".plot").evaluate("image => getComputedStyle(image).filter") != "none") != flipped

@@ -16,14 +16,15 @@ from tensigma.cli.outputs import write_text
 from tensigma.cli.progress import duration, step_of
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
-from tensigma.errors import InputError
-from tensigma.experiments.catalogue import CONFIGS, NAMES, PAPER, configs_of, load_config, printed_of
+from tensigma.errors import InputError, MissingExtra
+from tensigma.experiments.catalogue import CONFIGS, NAMES, PAPER, configs_of, load_config
 from tensigma.experiments.demo import TrainingProgress
-from tensigma.experiments.paper_page import figure_title, write_page
+from tensigma.experiments.paper_page import write_html, write_page
 from tensigma.experiments.quick import quick_form
-from tensigma.experiments.reproduction import ReproductionProgress, State, current_cells, kind_of, state_of
+from tensigma.experiments.reproduction import ReproductionProgress, State, current_cells, state_of
 from tensigma.experiments.reproduction import reproduce as run
 from tensigma.experiments.results import Results
+from tensigma.experiments.sections import section_of
 from tensigma.experiments.settings import Config
 from tensigma.experiments.tables import markdown
 from tensigma.experiments.workshop import Overrides
@@ -84,7 +85,7 @@ To = Annotated[
     typer.Option(
         "--to",
         metavar="FILE",
-        help="Write --table to a .md file, or as a figure to .svg or .png.",
+        help="Write --table to a .md or .html file, or as a figure to .svg or .png.",
         rich_help_panel=_MODE,
     ),
 ]
@@ -153,10 +154,27 @@ def reproduce(
             progress=display.cell,
             detail=display.within,
         )
+    page = _page(screen, found, config, out, quick, seed)
     states = [state_of(each, out, data, seed) for each in ready]
     facts = {"config": config, "out": str(out), "experiments": [_facts(state) for state in states]}
     screen.result("reproduce", facts, _overview(states) if len(found) != 1 else _markdown(found[0]))
-    screen.note(f"results are in {out}; 'tensigma reproduce --table NAME' shows them beside the paper's")
+    where = f"results are in {out}" + ("" if page is None else f", all of them on one page: {page}")
+    screen.note(f"{where}; 'tensigma reproduce --table NAME' shows them beside the paper's")
+
+
+def _page(screen: Screen, found: list[Results], config: str, out: Path, quick: bool, seed: int) -> Path | None:
+    """One page: about everything in the folder that was made with this config, not only by this run."""
+    results = found
+    if config in CONFIGS:
+        known = [name for name in NAMES if config in configs_of(name)]
+        results = [Results.open(out, _config(name, config, quick), seed) for name in known]
+    page = out / "report.html"
+    try:
+        write_html([each for each in results if each.cells], page)
+    except MissingExtra as error:
+        screen.warn(f"{page} is left out: {error}")
+        return None
+    return page
 
 
 def _chosen(names: Sequence[str], config: str, *, listing: bool) -> Sequence[str]:
@@ -253,21 +271,8 @@ def _facts(state: State) -> dict[str, object]:
 
 def _table(screen: Screen, configs: list[Config], out: Path, to: Path | None, seed: int) -> None:
     results = [Results.open(out, config, seed) for config in configs]
-    if to is not None and to.suffix in SUFFIXES:
-        if len(results) != 1:
-            raise InputError(f"{to}: a figure shows one experiment; name it instead of all")
-        found = results[0]
-        panels = kind_of(found.config).panels(found.config, current_cells(found))
-        if not panels:
-            raise InputError(f"{found.config.name} is a table; give --to the name of a .md file")
-        draw(panels, to, title=figure_title(found.config))
-    elif to is not None:
-        if to.suffix != ".md":
-            raise InputError(f"{to}: a table is written to .md, a figure to {' or '.join(SUFFIXES)}")
-        if len(results) == 1:
-            write_text(to, _markdown(results[0]))
-        else:
-            write_page(results, to)
+    if to is not None:
+        _write(results, to)
     data = {
         "experiments": {each.config.name: current_cells(each) for each in results},
         "to": None if to is None else str(to),
@@ -275,5 +280,23 @@ def _table(screen: Screen, configs: list[Config], out: Path, to: Path | None, se
     screen.result("reproduce", data, *([_markdown(each) for each in results] if to is None else [f"written to {to}"]))
 
 
+def _write(results: list[Results], to: Path) -> None:
+    if to.suffix in SUFFIXES:
+        if len(results) != 1:
+            raise InputError(f"{to}: a figure shows one experiment; name it instead of all")
+        section = section_of(results[0])
+        if not section.panels:
+            raise InputError(f"{section.name} has no figure to show; give --to the name of a .md or .html file")
+        draw(section.panels, to, title=section.figure_title)
+    elif to.suffix == ".html":
+        write_html(results, to)
+    elif to.suffix != ".md":
+        raise InputError(f"{to}: a table is written to .md or .html, a figure to {' or '.join(SUFFIXES)}")
+    elif len(results) == 1:
+        write_text(to, markdown(section_of(results[0]), alone=True))
+    else:
+        write_page(results, to)
+
+
 def _markdown(results: Results) -> str:
-    return markdown(results, printed_of(results.config.name))
+    return markdown(section_of(results))

@@ -16,7 +16,7 @@ from torch import nn
 
 from tensigma.errors import InputError
 from tensigma.experiments.hits import advantage, unpack_hits
-from tensigma.experiments.kinds import Block, Cell, Cells, facts_of
+from tensigma.experiments.kinds import Cell, Cells, facts_of
 from tensigma.experiments.settings import Config, Series, Study
 from tensigma.experiments.workshop import Workshop, state_hash
 from tensigma.pipeline import compress
@@ -25,6 +25,7 @@ from tensigma.pipeline.quantization import quantize
 from tensigma.pipeline.runtime import OnnxModel
 from tensigma.planning import VBMF, norm_of, plan
 from tensigma.report.figure import Line, Panel
+from tensigma.report.results import Table
 
 ORIGINAL = "original"
 # Batches whose images are put in random order together while fine-tuning.
@@ -65,7 +66,7 @@ class Accuracy:
             hits = workshop.hits(model, study.evaluation, spec)
             return {"series": ORIGINAL, "rate": 1.0, "params": n_params, **_accuracy(hits)}
         name = cell.settings["series"]
-        series = next(each for each in config.series if each.name == name)
+        series = next(each for each in config.series_of(study) if each.name == name)
         alpha, seed = cell.settings["alpha"], cell.settings["seed"]
         small, found = _compressed(config, study, series, alpha, seed, workshop)
         if series.finetune:
@@ -77,8 +78,8 @@ class Accuracy:
             hits, found["bytes"] = quantized["hits"], quantized["bytes"]
         return {"series": name, "alpha": alpha, "seed": seed, **found, **_accuracy(hits)}
 
-    def blocks(self, config: Config, cells: Cells) -> list[Block]:
-        blocks = []
+    def tables(self, config: Config, cells: Cells) -> list[Table]:
+        tables = []
         for study in config.study:
             title = config.title_of(study)
             series = config.series_of(study)
@@ -88,12 +89,14 @@ class Accuracy:
                 groups = [_matching(cells, title, alpha, each) for each in series]
                 rates = [cell["rate"] for group in groups for cell in group]
                 if rates:
+                    reference = _reference(config, series, groups)
+                    entries = [_spread(group) + _behind(group, reference) for group in groups]
                     # A centred norm adds a few biases; the largest rate is that without them.
-                    rows.append([f"{alpha:g}", f"{max(rates):.2f}", *(_spread(group) for group in groups)])
+                    rows.append([f"{alpha:g}", f"{max(rates):.2f}", *entries])
             head = title if original is None else f"{title}: {100 * original['top1']:.2f} % before compression"
             columns = ["α", "rate", *(each.name for each in series)]
-            blocks.append(Block(title=head, columns=columns, rows=rows, notes=_order(cells, title, study, series)))
-        return blocks
+            tables.append(Table(title=head, columns=columns, rows=rows, notes=_order(cells, title, study, series)))
+        return tables
 
     def panels(self, config: Config, cells: Cells) -> list[Panel]:
         panels = []
@@ -247,6 +250,22 @@ def _accuracy(hits: str) -> dict[str, Any]:
 def _matching(cells: Cells, title: str, alpha: float, series: Series) -> list[Any]:
     start = f"{title} | α={alpha:g} | {series.name} | seed "
     return [cell for key, cell in cells.items() if key.startswith(start)]
+
+
+def _reference(config: Config, series: list[Series], groups: list[list[Any]]) -> list[Any]:
+    """The cells that the others of a row are compared with; greedy ones share their norm but are compared too."""
+    for each, group in zip(series, groups, strict=True):
+        if config.beside is not None and each.norm == config.beside and each.method != "deflation":
+            return group
+    return []
+
+
+def _behind(group: list[Any], reference: list[Any]) -> str:
+    """By how many points the reference is ahead on the same images, with its 95 % interval."""
+    if not group or not reference or group is reference:
+        return ""
+    points, low, high = advantage(reference[0]["hits"], group[0]["hits"])
+    return f" ({points:+.1f}: {low:+.1f} to {high:+.1f})"
 
 
 def _spread(group: list[Any]) -> str:

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from tensigma.calibration import Calibration
 from tensigma.errors import InputError
 from tensigma.experiments.hits import unpack_hits
-from tensigma.experiments.kinds import Block, Cell, Cells, facts_of
+from tensigma.experiments.kinds import Cell, Cells, facts_of
 from tensigma.experiments.settings import Config, Study
 from tensigma.experiments.workshop import Workshop
 from tensigma.pipeline import Refine, Report, compress
@@ -44,6 +44,7 @@ from tensigma.pipeline.batchnorm import reestimate_bn_
 from tensigma.pipeline.refinement import blocks_around, refine_
 from tensigma.planning import VBMF, Params, Plan, SigmaVBMF, plan, sensitivities
 from tensigma.report.figure import Panel
+from tensigma.report.results import Table
 
 _RULES = {"vbmf": VBMF, "sigma-vbmf": SigmaVBMF}
 _STEPS = 13
@@ -163,8 +164,8 @@ class Beyond:
         small, found = self._last[1]
         return copy.deepcopy(small), found
 
-    def blocks(self, config: Config, cells: Cells) -> list[Block]:
-        blocks = []
+    def tables(self, config: Config, cells: Cells) -> list[Table]:
+        tables = []
         for study in config.study:
             title = config.title_of(study)
             original = cells.get(f"{title} | original")
@@ -178,8 +179,8 @@ class Beyond:
                     rows.append([variant.name, *(_shown(cell, rate) for cell, rate in zip(found, rates, strict=True))])
             top1 = 100 * original["top1"]
             head = ["", *(f"rate {rate:g}" for rate in rates)]
-            blocks.append(Block(title=f"{title}: {top1:.1f} % before compression", columns=head, rows=rows))
-        return blocks
+            tables.append(Table(title=f"{title}: {top1:.1f} % before compression", columns=head, rows=rows))
+        return tables
 
     def panels(self, config: Config, cells: Cells) -> list[Panel]:
         return []

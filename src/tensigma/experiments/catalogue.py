@@ -39,7 +39,7 @@ PAPER = (
 )
 #: Experiments that are not in the paper. Each has a config in ``configs/substitute`` and, where it needs one, a kind of
 #: its own in :data:`tensigma.experiments.reproduction.KINDS`.
-OWN = ("beyond",)
+OWN = ("beyond", "norms")
 NAMES = PAPER + OWN
 CONFIGS = ("substitute", "paper")
 _FOLDER = resources.files("tensigma.experiments") / "configs"

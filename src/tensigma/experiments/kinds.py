@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tensigma.experiments.settings import Config, Study
 from tensigma.experiments.workshop import Workshop
 from tensigma.report.figure import Panel
+from tensigma.report.results import Table
 
 Cells = Mapping[str, Mapping[str, Any]]
 
@@ -31,16 +32,6 @@ class Cell:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """A part of a table: a head, rows under it, and what to say about it."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = field(default=())
-
-
 class Kind(Protocol):
     """One kind of experiment."""
 
@@ -56,7 +47,7 @@ class Kind(Protocol):
         """Compute one cell: plain data."""
         ...
 
-    def blocks(self, config: Config, cells: Cells) -> list[Block]:
+    def tables(self, config: Config, cells: Cells) -> list[Table]:
         """The table."""
         ...
 

@@ -6,12 +6,13 @@ import statistics
 from typing import Any
 
 from tensigma.errors import InputError
-from tensigma.experiments.kinds import Block, Cell, Cells, facts_of
+from tensigma.experiments.kinds import Cell, Cells, facts_of
 from tensigma.experiments.settings import Config
 from tensigma.experiments.workshop import Workshop
 from tensigma.pipeline import compress
 from tensigma.planning import VBMF, norm_of, plan
 from tensigma.report.figure import Panel
+from tensigma.report.results import Table
 
 
 class LayerErrors:
@@ -74,8 +75,8 @@ class LayerErrors:
             "seconds": round(row.seconds, 2),
         }
 
-    def blocks(self, config: Config, cells: Cells) -> list[Block]:
-        blocks = []
+    def tables(self, config: Config, cells: Cells) -> list[Table]:
+        tables = []
         for study in config.study:
             series = config.series_of(study)
             rows, ratios = [], []
@@ -93,8 +94,8 @@ class LayerErrors:
             head = ["layer", "rank", *(each.name for each in series), *(["ratio"] if len(series) == 2 else [])]
             notes = [f"Ratio of the errors: median {statistics.median(ratios):.1f}."] if ratios else []
             title = f"{config.title_of(study)}, α = {study.alphas[0]:g}: relative Σ-error"
-            blocks.append(Block(title=title, columns=head, rows=rows, notes=notes))
-        return blocks
+            tables.append(Table(title=title, columns=head, rows=rows, notes=notes))
+        return tables
 
     def panels(self, config: Config, cells: Cells) -> list[Panel]:
         return []

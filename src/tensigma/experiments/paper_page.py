@@ -1,17 +1,16 @@
-"""All results as one page of the documentation, figures beside it."""
+"""All results as one page: of the documentation, figures beside it, or one HTML file with everything inside."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from tensigma.experiments.catalogue import printed_of
-from tensigma.experiments.reproduction import current_cells, kind_of
 from tensigma.experiments.results import Results
-from tensigma.experiments.settings import Config
+from tensigma.experiments.sections import section_of
 from tensigma.experiments.tables import markdown
 from tensigma.files import whole_file
 from tensigma.report.figure import draw
+from tensigma.report.results import write_results
 
 _INTRODUCTION = """# The paper's tables and figures
 
@@ -55,21 +54,25 @@ def write_page(results: Sequence[Results], page: Path) -> None:
     """Write the page to ``page`` and figures into a folder of the same name beside it."""
     substitutes = any(each.config.substitute for each in results)
     parts = [_INTRODUCTION.format(count=len(results), origin=_SUBSTITUTE if substitutes else _OWN)]
-    for each in results:
-        config = each.config
+    for section in map(section_of, results):
         figure = None
-        cells = current_cells(each)
-        panels = kind_of(config).panels(config, cells) if config.shown == "figure" and cells else []
-        if panels:
-            figure = f"{page.stem}/{config.name}.svg"
-            draw(panels, page.parent / figure, title=figure_title(config))
-        parts.append(markdown(each, printed_of(config.name), figure=figure))
+        if section.panels:
+            figure = f"{page.stem}/{section.name}.svg"
+            draw(section.panels, page.parent / figure, title=section.figure_title)
+        parts.append(markdown(section, figure=figure))
     page.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(page) as partial:
         partial.write_text("\n".join(parts), encoding="utf-8")
 
 
-def figure_title(config: Config) -> str:
-    """What stands above a figure."""
-    quick = ", quick form" if config.quick else ""
-    return config.title + (quick if config.substitute is None else f" (substitute{quick})")
+def write_html(results: Sequence[Results], page: Path) -> None:
+    """Write one self-contained HTML page to ``page``; experiments without any result are only named."""
+    sections = [section_of(each) for each in results]
+    done = [section for section in sections if section.tables]
+    missing = [section.name for section in sections if not section.tables]
+    lead = f"{len(done)} experiment{'' if len(done) == 1 else 's'} with results, the paper's own numbers beside them."
+    if any(section.substitute for section in done):
+        lead += " Where it says **substitute**, smaller models stand in for the paper's."
+    if missing:
+        lead += f" Not run: {', '.join(missing)}."
+    write_results(done, page, title="The paper's tables and figures", lead=lead)

@@ -10,11 +10,12 @@ from torch import nn
 
 from tensigma.errors import InputError
 from tensigma.experiments.hits import unpack_hits
-from tensigma.experiments.kinds import Block, Cell, Cells, facts_of
+from tensigma.experiments.kinds import Cell, Cells, facts_of
 from tensigma.experiments.settings import Config, Study
 from tensigma.experiments.workshop import Workshop
 from tensigma.linalg import CP, Metric, max_rank
 from tensigma.report.figure import Line, Panel
+from tensigma.report.results import Table
 
 
 class Reconstruction:
@@ -70,8 +71,8 @@ class Reconstruction:
             "images": len(right),
         }
 
-    def blocks(self, config: Config, cells: Cells) -> list[Block]:
-        blocks = []
+    def tables(self, config: Config, cells: Cells) -> list[Table]:
+        tables = []
         for study in config.study:
             rows = []
             for rank in study.ranks:
@@ -80,8 +81,8 @@ class Reconstruction:
                     errors = [f"{cell[key]:.3f}" for key in ("frobenius_error", "sigma_error")]
                     rows.append([str(cell["rank"]), *errors, f"{100 * cell['top1']:.1f}"])
             head = ["rank", "Frobenius error", "Σ-error", "top-1, %"]
-            blocks.append(Block(title=config.title_of(study), columns=head, rows=rows))
-        return blocks
+            tables.append(Table(title=config.title_of(study), columns=head, rows=rows))
+        return tables
 
     def panels(self, config: Config, cells: Cells) -> list[Panel]:
         names = {"frobenius_error": "Frobenius error", "sigma_error": "Σ-error", "top1": "top-1"}

@@ -33,7 +33,7 @@ import difflib
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from tensigma.errors import InputError
@@ -84,7 +84,7 @@ class Series:
     name: str
     method: str
     norm: str
-    #: Images for Σ and the like; not needed under the Frobenius norm.
+    #: Images for Σ and the like, where not the study's; not needed under the Frobenius norm.
     source: str | None = None
     finetune: bool = False
     precision: Literal["fp32", "fp16", "int8"] = "fp32"
@@ -106,6 +106,7 @@ class Study:
     #: Layers of which errors are shown, or that are taken apart one at a time.
     layers: tuple[str, ...] | None = None
     ranks: tuple[int, ...] = ()
+    #: Images for Σ and the like, for series that name none.
     source: str | None = None
 
 
@@ -137,6 +138,8 @@ class Config:
     sources: dict[str, str]
     series: tuple[Series, ...] = ()
     study: tuple[Study, ...]
+    #: Norm of the series that the others are compared with, image by image.
+    beside: str | None = None
     #: Which layers are compressed; the first convolution never is.
     layers: str = "spatial"
     #: What a seed changes: the start of the solver, or which images are drawn.
@@ -154,8 +157,11 @@ class Config:
         return study.title or self.models[study.model].title
 
     def series_of(self, study: Study) -> list[Series]:
-        """The series that apply to a study."""
-        return [each for each in self.series if study.series is None or each.name in study.series]
+        """The series that apply to a study, each with the images it takes there."""
+        chosen = [each for each in self.series if study.series is None or each.name in study.series]
+        return [
+            each if each.source or each.norm == "frobenius" else replace(each, source=study.source) for each in chosen
+        ]
 
 
 def parse_config(table: Mapping[str, Any], *, name: str, config: str) -> Config:
@@ -193,7 +199,9 @@ def _check_names(config: Config, where: str) -> None:
             known("series", each, [series.name for series in config.series])
     for series in config.series:
         known("source", series.source, config.sources)
-        if series.norm != "frobenius" and series.source is None:
+        studies = [study for study in config.study if study.series is None or series.name in study.series]
+        unsourced = series.source is None and any(study.source is None for study in studies)
+        if series.norm != "frobenius" and unsourced:
             raise InputError(f"{where}: the series {series.name!r} has norm {series.norm!r}, which needs a source")
         if series.finetune and config.finetune is None:
             raise InputError(f"{where}: the series {series.name!r} is fine-tuned, but there is no [finetune]")

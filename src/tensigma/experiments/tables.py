@@ -4,33 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tensigma.experiments.kinds import Block
-from tensigma.experiments.reproduction import current_cells, kind_of
-from tensigma.experiments.results import Results
-from tensigma.experiments.settings import Config, Printed
+from tensigma.report.results import Section, Table
 
 
-def markdown(results: Results, printed: Printed, *, level: int = 2, figure: str | None = None) -> str:
-    """One experiment: what was found, what the paper prints, and why they differ.
+def markdown(section: Section, *, figure: str | None = None, alone: bool = False) -> str:
+    """One experiment; ``figure`` is the name of a picture to show before the numbers.
 
-    ``figure`` is the name of a picture to show before the numbers.
+    A section that is a page of its own (``alone``) is headed by its title only.
     """
-    config, cells = results.config, current_cells(results)
-    head = "#" * level
-    parts = [f"{head} {config.name}: {config.title}", *_origin(config)]
+    parts = [
+        f"# {section.title}" if alone else f"## {section.name}: {section.title}",
+        ("**Substitute.** " if section.substitute else "") + section.origin,
+    ]
     if figure is not None:
-        parts.append(f"![{config.title}]({figure})")
-    if cells:
-        for block in kind_of(config).blocks(config, cells):
-            parts += _block(block)
-    else:
-        needs = " and ".join(config.needs.values())
-        reason = f": it needs {needs}, which is not part of this project" if needs else " yet"
-        parts.append(f"Not run{reason}.")
-    parts += _printed(printed)
-    if cells:
-        parts += [config.remark] if config.remark else []
-        parts.append(f"<small>{_circumstances(results)}</small>")
+        parts.append(f"![{section.title}]({figure})")
+    for each in section.tables:
+        parts += [f"**{each.title}**", table(each.columns, each.rows), *each.notes]
+    if section.missing:
+        parts.append(section.missing)
+    if section.printed is not None:
+        parts += _printed(section.printed)
+    if section.remark:
+        parts.append(section.remark)
+    if section.circumstances:
+        parts.append(f"<small>{section.circumstances}</small>")
     return "\n\n".join(parts) + "\n"
 
 
@@ -47,29 +44,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([text[0], "|" + "---|" * len(columns), *text[1:]])
 
 
-def _origin(config: Config) -> list[str]:
-    quick = " Quick form: its numbers mean nothing." if config.quick else ""
-    if config.substitute is None:
-        return [f"Config `{config.config}`.{quick}"]
-    return [f"**Substitute.** {config.substitute}{quick}"]
-
-
-def _block(block: Block) -> list[str]:
-    return [f"**{block.title}**", table(block.columns, block.rows), *block.notes]
-
-
-def _printed(printed: Printed) -> list[str]:
-    parts = []
-    if printed.rows:
-        rows = [[value if isinstance(value, str) else f"{value:g}" for value in row] for row in printed.rows]
-        parts += ["In the paper:", table(printed.columns, rows)]
-    if printed.note:
-        parts.append(printed.note if printed.rows else f"In the paper: {printed.note[0].lower()}{printed.note[1:]}")
-    return parts
-
-
-def _circumstances(results: Results) -> str:
-    images = {cell["images"] for cell in results.cells.values() if "images" in cell}
-    evaluated = f", {' and '.join(f'{n:,}' for n in sorted(images))} test images" if images else ""
-    cells = len(results.cells)
-    return f"{cells} cells{evaluated}, seed {results.seed}, {results.seconds / 60:.1f} minutes of computing."
+def _printed(printed: Table) -> list[str]:
+    if not printed.rows:
+        return [f"In the paper: {note[0].lower()}{note[1:]}" for note in printed.notes]
+    return ["In the paper:", table(printed.columns, printed.rows), *printed.notes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,6 +47,14 @@ def draw(panels: Sequence[Panel], path: Path, *, title: str) -> None:
     """Draw ``panels`` side by side into one file; the same input gives the same bytes."""
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: a figure ends in {' or '.join(SUFFIXES)}")
+    drawn = picture(panels, path.suffix[1:], title=title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as partial:
+        partial.write_bytes(drawn)
+
+
+def picture(panels: Sequence[Panel], kind: str, *, title: str) -> bytes:
+    """The content of the file of :func:`draw`: ``"svg"`` or ``"png"``."""
     matplotlib = _matplotlib()
     options = {"svg.hashsalt": "tensigma", "svg.fonttype": "none", "font.size": 9}
     with matplotlib.rc_context(options):
@@ -59,11 +68,9 @@ def draw(panels: Sequence[Panel], path: Path, *, title: str) -> None:
         for axis in axes[len(panels) :]:
             axis.set_visible(False)
         figure.suptitle(title, fontsize=10)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as partial:
-            kind = path.suffix[1:]
-            metadata = {"Date": None} if kind == "svg" else None
-            figure.savefig(partial, format=kind, metadata=metadata, dpi=150)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=kind, metadata={"Date": None} if kind == "svg" else None, dpi=150)
+    return drawn.getvalue()
 
 
 def _fill(axis: Any, panel: Panel) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tensigma.errors import MissingExtra
 from tensigma.files import whole_file
 from tensigma.pipeline import Evaluation, Report
 from tensigma.report import numbers, pictures
@@ -15,6 +14,7 @@ from tensigma.report.cards import cards, facts
 from tensigma.report.charts import line_chart
 from tensigma.report.comparison import Run
 from tensigma.report.explorer import NO_FRONT, explorer
+from tensigma.report.render import templates
 
 
 def write_report(
@@ -51,25 +51,28 @@ def render_report(
     title: str | None = None,
 ) -> str:
     """The page of :func:`write_report` as text."""
-    environment = _environment()
     original = None if evaluation is None or evaluation.original is None else evaluation.original.top1
-    return environment.get_template("page.html.j2").render(
-        title=title or report.notes.get("title") or report.notes.get("model") or "Compression report",
-        report=report,
-        evaluation=evaluation,
-        cards=cards(report, evaluation),
-        explorer=explorer(report),
-        no_front=NO_FRONT,
-        methods=sorted({layer.method for layer in report.layers}),
-        columns=pictures.columns(report),
-        curves=pictures.curves(report),
-        breakable=_breakable,
-        width=pictures.WIDTH,
-        height=pictures.HEIGHT,
-        runs=comparison,
-        chart=line_chart(comparison, original) if comparison else None,
-        facts=facts(report, evaluation),
-        **{name: getattr(numbers, name) for name in ("number", "short", "percent", "error", "times")},
+    return (
+        templates()
+        .get_template("page.html.j2")
+        .render(
+            title=title or report.notes.get("title") or report.notes.get("model") or "Compression report",
+            report=report,
+            evaluation=evaluation,
+            cards=cards(report, evaluation),
+            explorer=explorer(report),
+            no_front=NO_FRONT,
+            methods=sorted({layer.method for layer in report.layers}),
+            columns=pictures.columns(report),
+            curves=pictures.curves(report),
+            breakable=_breakable,
+            width=pictures.WIDTH,
+            height=pictures.HEIGHT,
+            runs=comparison,
+            chart=line_chart(comparison, original) if comparison else None,
+            facts=facts(report, evaluation),
+            **{name: getattr(numbers, name) for name in ("number", "short", "percent", "error", "times")},
+        )
     )
 
 
@@ -78,24 +81,3 @@ def _breakable(name: str) -> Any:
     from markupsafe import Markup
 
     return Markup(".<wbr>").join(name.split("."))
-
-
-def check_renderer() -> None:
-    """Raise :class:`~tensigma.errors.MissingExtra` where pages cannot be made."""
-    _environment()
-
-
-def _environment() -> Any:
-    try:
-        import jinja2
-    except ModuleNotFoundError:
-        raise MissingExtra(
-            "a report page needs jinja2, which is not installed; run: pip install 'tensigma[report]'"
-        ) from None
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("tensigma.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )

@@ -1,0 +1,29 @@
+"""From templates of this package to text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensigma.errors import MissingExtra
+
+
+def templates() -> Any:
+    """The templates; refused where jinja2 is not installed."""
+    try:
+        import jinja2
+    except ModuleNotFoundError:
+        raise MissingExtra(
+            "a report page needs jinja2, which is not installed; run: pip install 'tensigma[report]'"
+        ) from None
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("tensigma.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def check_renderer() -> None:
+    """Raise :class:`~tensigma.errors.MissingExtra` where pages cannot be made."""
+    templates()
