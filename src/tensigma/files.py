@@ -28,6 +28,8 @@ def whole_file(target: Path) -> Iterator[Path]:
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     try:
         yield partial
+        # Some writers make files for their owner alone; these are to be as open as any other file of the user's.
+        partial.chmod(target.stat().st_mode & 0o777 if target.exists() else _usual_mode())
         partial.replace(target)
     except (OSError, SafetensorError) as error:
         raise StoreError(f"could not write {target}: {_reason(error)}; nothing was changed there") from error
@@ -54,6 +56,7 @@ def whole_folder(target: Path, *, force: bool, is_ours: Callable[[Path], bool]) 
         partial.mkdir()
         yield partial
         for file in partial.iterdir():
+            file.chmod(_usual_mode())
             with file.open("rb") as stream:
                 os.fsync(stream.fileno())
         _take_place(partial, target)
@@ -61,6 +64,13 @@ def whole_folder(target: Path, *, force: bool, is_ours: Callable[[Path], bool]) 
         raise StoreError(f"could not write {target}: {_reason(error)}; nothing was changed there") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _usual_mode() -> int:
+    """What a new file may be used for, by the user's umask; it can be read only by setting it."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return 0o666 & ~umask
 
 
 def _reason(error: Exception) -> str:

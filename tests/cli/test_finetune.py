@@ -14,7 +14,7 @@ from support_cli import DATA, MODEL, files
 from tensigma.pipeline.unfinished import Unfinished
 from tensigma.zoo import load_model
 
-OUTPUT = {"manifest.json", "model.safetensors", "plan.json", "report.json", "finetuning.json"}
+OUTPUT = {"manifest.json", "model.safetensors", "plan.json", "report.json", "report.html", "finetuning.json"}
 
 
 @pytest.fixture
@@ -42,6 +42,7 @@ def test_labels(run, small: Path, place: Path) -> None:
     before = ts.load(small, load_model(MODEL))
     assert not torch.equal(tuned.state_dict()["fc.weight"], before.state_dict()["fc.weight"])
     report = ts.Report.from_json(json.loads(Path("tuned/report.json").read_text()))
+    assert "Errors of layers are from before." in Path("tuned/report.html").read_text()
     assert report.notes["finetuning"] == history.to_json()
     assert "conv3" in run("report", "tuned").stdout
 
@@ -104,4 +105,4 @@ def test_refusals(run, small: Path, weights: Path, place: Path) -> None:
     (small / "report.json").unlink()
     assert "--original" in run("finetune", small, "--data", DATA, *out, code=1).stderr
     run("finetune", small, "--original", MODEL, "--data", DATA, "--epochs", 1, "--out", small, "--force")
-    assert files(place / "small") == OUTPUT - {"report.json"}
+    assert files(place / "small") == OUTPUT - {"report.json", "report.html"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,15 @@ def test_existing_folders_are_kept(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not a folder"):
         ts.save(small, tmp_path / "mine" / "thesis.tex", force=True)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["mine", "small"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
+def test_files_are_as_open_as_others_of_the_user(tmp_path: Path) -> None:
+    own = tmp_path / "own.txt"
+    own.write_text("")
+    ts.save(compressed()[1], tmp_path / "small")
+    modes = {file.stat().st_mode & 0o777 for file in (tmp_path / "small").iterdir()}
+    assert modes == {own.stat().st_mode & 0o777}
 
 
 def test_a_failed_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import tensigma as ts
 from tensigma.errors import MissingExtra, StoreError
-from tensigma.pipeline import Evaluation, Latency, LayerReport, Report, Size
+from tensigma.pipeline import Evaluation, LayerReport, Report, Size, Timing
 from tensigma.pipeline.certificate import Certificate
 from tensigma.report import Run, pictures, render_report, write_report
 from tensigma.report.charts import line_chart
@@ -88,8 +88,8 @@ def report() -> Report:
 
 @pytest.fixture
 def evaluation() -> Evaluation:
-    def latency(seconds: float) -> Latency:
-        return Latency(batch=1, rounds=3, minimum=seconds, median=seconds, spread=0.1)
+    def latency(seconds: float) -> Timing:
+        return Timing(batch=1, rounds=3, minimum=seconds, median=seconds, spread=0.1)
 
     first = Evaluation(samples=50, top1=0.92, top5=0.99, agreement=1.0, size=size(41_000), latency=latency(0.004))
     return replace(first, top1=0.9, agreement=0.96, size=size(9_400), latency=latency(0.002), original=first)

@@ -16,7 +16,7 @@ from tensigma.cli.outputs import check_file
 from tensigma.cli.screen import Screen
 from tensigma.cli.subject import OriginalName, SampleShape, Subject, SubjectName, SubjectWeights, subject_of
 from tensigma.cli.tables import Columns
-from tensigma.pipeline import Exported, Latency
+from tensigma.pipeline import Exported, Timing
 from tensigma.pipeline import export as write
 from tensigma.pipeline.counting import size_of
 from tensigma.pipeline.exporting import read_exported
@@ -88,7 +88,7 @@ def export(
         tolerance=tolerance,
         opset=opset,
     )
-    times_found: dict[str, Latency] = {}
+    times_found: dict[str, Timing] = {}
     if latency:
         screen.note(f"measuring time: {rounds} passes over {batch} inputs, on one thread, in turns")
         with TemporaryDirectory(prefix="tensigma-") as scratch:

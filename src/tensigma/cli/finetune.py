@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,13 @@ from tensigma.cli.tuning_options import (
     WhichOptimizer,
     parse_rate,
 )
-from tensigma.errors import InputError, StoreError
+from tensigma.errors import InputError, MissingExtra, StoreError
 from tensigma.files import whole_folder
 from tensigma.pipeline import FineTuning, FineTuningProgress, Report, load, save
 from tensigma.pipeline import finetune as train
 from tensigma.pipeline.unfinished import remove_unfinished
 from tensigma.planning.table import share
+from tensigma.report import render_report
 from tensigma.report.numbers import number, percent
 from tensigma.zoo.spec import Spec
 
@@ -193,7 +195,10 @@ def _write(
         # Accuracy was measured before.
         notes = {**report.notes, "evaluation": None, "evaluated_on": None, "finetuning": history.to_json()}
         notes.pop("comparison", None)
-        texts["report.json"] = _json(replace(report, notes=notes).to_json())
+        tuned = replace(report, notes=notes)
+        texts["report.json"] = _json(tuned.to_json())
+        with suppress(MissingExtra):
+            texts["report.html"] = render_report(tuned)
     with whole_folder(out, force=force, is_ours=lambda folder: is_output(folder, MODEL)) as place:
         save(model, place)
         for name, text in texts.items():

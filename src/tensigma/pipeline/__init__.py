@@ -6,7 +6,7 @@ from tensigma.pipeline.compression import compress, compress_
 from tensigma.pipeline.evaluation import Evaluation, EvaluationProgress, evaluate
 from tensigma.pipeline.exporting import Exported, export
 from tensigma.pipeline.finetuning import finetune
-from tensigma.pipeline.latency import Latency
+from tensigma.pipeline.latency import Timing
 from tensigma.pipeline.progress import CompressionProgress
 from tensigma.pipeline.quantization import Quantized, quantize
 from tensigma.pipeline.refinement import Refine, RefinementProgress
@@ -21,13 +21,13 @@ __all__ = [
     "Exported",
     "FineTuning",
     "FineTuningProgress",
-    "Latency",
     "LayerReport",
     "Quantized",
     "Refine",
     "RefinementProgress",
     "Report",
     "Size",
+    "Timing",
     "compress",
     "compress_",
     "evaluate",

@@ -16,7 +16,7 @@ from tensigma.calibration.guard import borrowed
 from tensigma.errors import InputError, StoreError
 from tensigma.pipeline.certificate import Certificate, check_confidence
 from tensigma.pipeline.counting import size_of
-from tensigma.pipeline.latency import Latency, measure_latency
+from tensigma.pipeline.latency import Timing, measure_latency
 from tensigma.pipeline.report import Size
 from tensigma.planning.answers import class_labels, scores_of
 from tensigma.planning.table import count, table
@@ -47,7 +47,7 @@ class Evaluation:
     #: Share of samples on which the prediction is that of the original.
     agreement: float | None
     size: Size
-    latency: Latency | None = None
+    latency: Timing | None = None
     #: The same figures of the original, measured in the same run.
     original: Evaluation | None = None
     #: What the agreement proves about other inputs; None without an original, or where it was not asked for.
@@ -82,7 +82,7 @@ class Evaluation:
         try:
             own = {field.name: data[field.name] for field in fields(cls) if field.name != "certificate"}
             own["size"] = Size(**own["size"])
-            own["latency"] = own["latency"] and Latency(**own["latency"])
+            own["latency"] = own["latency"] and Timing(**own["latency"])
             own["original"] = own["original"] and cls.from_json(own["original"])
             certified = data.get("certificate")
             return cls(**own, certificate=certified and Certificate.from_json(certified))
@@ -165,7 +165,7 @@ def evaluate(
                 break
     if first is None:
         raise InputError("no batches: the iterable given as data is empty")
-    times: list[Latency] | list[None] = [None] * len(models)
+    times: list[Timing] | list[None] = [None] * len(models)
     if latency:
         times = measure_latency(models, first[:latency_batch], rounds=rounds)
     found = [
@@ -202,7 +202,7 @@ class _Tally:
             self.compared = True
             self.agreed += int((best == reference.argmax(1).to(best.device)).sum())
 
-    def result(self, size: Size, latency: Latency | None) -> Evaluation:
+    def result(self, size: Size, latency: Timing | None) -> Evaluation:
         return Evaluation(
             samples=self.samples,
             top1=self.hits / self.samples if self.labelled else None,
@@ -225,5 +225,5 @@ def _percent(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{100 * value:.2f} %"
 
 
-def _milliseconds(latency: Latency | None) -> str:
+def _milliseconds(latency: Timing | None) -> str:
     return "–" if latency is None else f"{1000 * latency.minimum:.2f} ms (+{100 * latency.spread:.0f} %)"

@@ -18,7 +18,7 @@ _WARM_UP = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Latency:
+class Timing:
     """Seconds for one batch. The minimum is what the machine can do; the spread is what its other work adds."""
 
     batch: int
@@ -29,7 +29,7 @@ class Latency:
     spread: float
 
 
-def measure_latency(models: Sequence[nn.Module], inputs: Tensor, *, rounds: int = 20) -> list[Latency]:
+def measure_latency(models: Sequence[nn.Module], inputs: Tensor, *, rounds: int = 20) -> list[Timing]:
     """Forward passes of all models, taken in turn so that whatever else the machine does meets all alike.
 
     >>> one, other = measure_latency([nn.Linear(8, 8), nn.Identity()], torch.ones(4, 8), rounds=5)
@@ -52,11 +52,11 @@ def measure_latency(models: Sequence[nn.Module], inputs: Tensor, *, rounds: int 
     return [_summary(found, len(inputs)) for found in times]
 
 
-def _summary(times: list[float], batch: int) -> Latency:
+def _summary(times: list[float], batch: int) -> Timing:
     ordered = sorted(times)
     high = ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
     minimum = ordered[0]
-    return Latency(
+    return Timing(
         batch=batch,
         rounds=len(ordered),
         minimum=minimum,

@@ -17,7 +17,7 @@ from tensigma.calibration.batches import count_batches, input_of, iterate
 from tensigma.calibration.guard import borrowed
 from tensigma.errors import InputError, MissingExtra, StoreError
 from tensigma.pipeline.evaluation import Evaluation, EvaluationProgress, _reporter, _Tally
-from tensigma.pipeline.latency import Latency, measure_latency
+from tensigma.pipeline.latency import Timing, measure_latency
 from tensigma.pipeline.report import Size
 from tensigma.planning.answers import class_labels, scores_of
 
@@ -133,14 +133,14 @@ def compare(
                 break
     if first is None:
         raise InputError("no batches: the iterable given as data is empty")
-    times: Mapping[str, Latency | None] = dict.fromkeys(models)
+    times: Mapping[str, Timing | None] = dict.fromkeys(models)
     if latency:
         times = measure_together(models, first[:latency_batch], rounds=rounds)
     nothing = Size(params=0, macs=None, bytes=0)
     return {name: tally.result((sizes or {}).get(name, nothing), times[name]) for name, tally in tallies.items()}
 
 
-def measure_together(models: Mapping[str, nn.Module], inputs: Tensor, *, rounds: int = 20) -> dict[str, Latency]:
+def measure_together(models: Mapping[str, nn.Module], inputs: Tensor, *, rounds: int = 20) -> dict[str, Timing]:
     """Latencies by name, on one thread and in turns.
 
     >>> found = measure_together({"one": nn.Identity(), "other": nn.Linear(4, 4)}, torch.ones(2, 4), rounds=2)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from tensigma.pipeline import Evaluation, Report
+from tensigma.pipeline import Evaluation, FineTuning, Report
 from tensigma.pipeline.certificate import Certificate
 from tensigma.report import numbers
 
@@ -93,11 +94,27 @@ def facts(report: Report, evaluation: Evaluation | None) -> list[tuple[str, str]
         ("Evaluation samples", None if evaluation is None else numbers.number(evaluation.samples)),
         ("Certificate", None if certified is None else _certificate(certified)),
         ("Norm", ", ".join(norms)),
+        ("Fine-tuned", _fine_tuning(notes.get("finetuning"))),
         ("Layers compressed", f"{len(report.compressed)} of {len(report.layers)}"),
         ("Time to compress", f"{report.seconds:.1f} s"),
         ("Tensigma", report.library),
     ]
     return [(name, str(value)) for name, value in found if value]
+
+
+def _fine_tuning(noted: Any) -> str | None:
+    """What training did afterwards; errors of layers are from before it."""
+    if noted is None:
+        return None
+    tuning = FineTuning.from_json(noted)
+    if tuning.learning_rate is None:
+        return "no epoch was better than the model as it came"
+    measure = "top-1" if tuning.measure == "top1" else tuning.measure
+    before, after = numbers.percent(tuning.start.score), numbers.percent(tuning.best.score)
+    return (
+        f"{tuning.optimizer}, learning rate {tuning.learning_rate:g}, epoch {tuning.epoch}: "
+        f"{measure} {before} → {after} on {numbers.number(tuning.validation_samples)} validation samples. Errors of layers are from before."
+    )
 
 
 def _certificate(certified: Certificate) -> str:

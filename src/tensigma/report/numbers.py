@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensigma.pipeline import Latency
+from tensigma.pipeline import Timing
 
 
 def number(value: int | None) -> str:
@@ -37,7 +37,7 @@ def error(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
-def milliseconds(latency: Latency | None) -> str:
+def milliseconds(latency: Timing | None) -> str:
     """The shortest time of one batch."""
     return "–" if latency is None else f"{1000 * latency.minimum:.2f} ms"
 
