@@ -113,7 +113,8 @@ def _fine_tuning(noted: Any) -> str | None:
     before, after = numbers.percent(tuning.start.score), numbers.percent(tuning.best.score)
     return (
         f"{tuning.optimizer}, learning rate {tuning.learning_rate:g}, epoch {tuning.epoch}: "
-        f"{measure} {before} → {after} on {numbers.number(tuning.validation_samples)} validation samples. Errors of layers are from before."
+        f"{measure} {before} → {after} on {numbers.number(tuning.validation_samples)} validation samples. "
+        "Errors of layers are from before."
     )
 
 
