@@ -48,6 +48,36 @@ def test_agreement_needs_no_labels() -> None:
     assert result.original.agreement == 1
 
 
+class Broken(nn.Module):
+    """Scores of six classes that are one odd value for inputs whose best class is even."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.masked_fill((x.argmax(1) % 2 == 0)[:, None], self.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_scores_that_are_no_numbers_are_no_answer(value: float, caplog: pytest.LogCaptureFixture) -> None:
+    # The largest of six NaN is said to be the first, which is the right class of two samples.
+    data = [(scores(0, 1, 0, 3), torch.tensor([0, 1, 0, 3])), (scores(5), torch.tensor([5]))]
+    result = ts.evaluate(Broken(value), data, original=nn.Identity())
+    assert (result.top1, result.top5, result.agreement) == (3 / 5, 3 / 5, 3 / 5)
+    assert result.certificate is not None
+    assert result.certificate.agreed == 3
+    assert "the model gives scores that are not finite to 2 of 5 samples" in caplog.text
+    assert ts.evaluate(Broken(value), data, original=Broken(value)).agreement == 3 / 5
+    assert ts.evaluate(nn.Identity(), data, original=Broken(value)).agreement == 3 / 5
+
+
+def test_classes_may_be_ruled_out(caplog: pytest.LogCaptureFixture) -> None:
+    data = [(scores(1, 2).masked_fill(torch.arange(6) == 4, -float("inf")), torch.tensor([1, 2]))]
+    assert ts.evaluate(nn.Identity(), data).top1 == 1
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("batch", "top1"),
     [

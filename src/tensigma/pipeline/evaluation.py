@@ -141,7 +141,7 @@ def evaluate(
     if confidence is not None:
         check_confidence(confidence)
     models = [model] if original is None else [model, original]
-    tallies = [_Tally() for _ in models]
+    tallies = [_Tally(name) for name, _ in zip(("the model", "the original"), models, strict=False)]
     report = _reporter(progress)
     first: Tensor | None = None
     samples = 0
@@ -180,29 +180,40 @@ def evaluate(
 
 
 class _Tally:
-    """Counts of one model."""
+    """Counts of one model. A row of scores without a largest number is no answer: neither right nor like another."""
 
-    def __init__(self) -> None:
-        self.samples = self.hits = self.hits5 = self.agreed = 0
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.samples = self.hits = self.hits5 = self.agreed = self.unanswered = 0
         self.labelled = self.many = True
         self.compared = False
 
     def add(self, scores: Tensor, labels: Tensor | None, reference: Tensor | None) -> None:
         self.samples += len(scores)
-        best = scores.argmax(1)
+        best, answered = scores.argmax(1), _answered(scores)
+        self.unanswered += int((~answered).sum())
         if labels is None:
             self.labelled = False
         else:
             target = labels.to(scores.device)
-            self.hits += int((best == target).sum())
+            self.hits += int(((best == target) & answered).sum())
             self.many = self.many and scores.shape[1] > 5
             if self.many:
-                self.hits5 += int((scores.topk(5, 1).indices == target[:, None]).any(1).sum())
+                among = (scores.topk(5, 1).indices == target[:, None]).any(1)
+                self.hits5 += int((among & answered).sum())
         if reference is not None:
             self.compared = True
-            self.agreed += int((best == reference.argmax(1).to(best.device)).sum())
+            alike = best == reference.argmax(1).to(best.device)
+            self.agreed += int((alike & answered & _answered(reference).to(best.device)).sum())
 
     def result(self, size: Size, latency: Timing | None) -> Evaluation:
+        if self.unanswered:
+            logger.warning(
+                "%s gives scores that are not finite to %d of %d samples; they count as wrong",
+                self.name,
+                self.unanswered,
+                self.samples,
+            )
         return Evaluation(
             samples=self.samples,
             top1=self.hits / self.samples if self.labelled else None,
@@ -211,6 +222,11 @@ class _Tally:
             size=size,
             latency=latency,
         )
+
+
+def _answered(scores: Tensor) -> Tensor:
+    """Which rows have a largest number. Classes that a model rules out by −∞ are no obstacle."""
+    return scores.amax(1).isfinite()
 
 
 def _reporter(progress: bool | Callable[[EvaluationProgress], None]) -> Callable[[EvaluationProgress], None]:

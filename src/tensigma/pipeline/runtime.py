@@ -112,7 +112,7 @@ def compare(
     >>> found["other"].top1, found["other"].agreement, found["other"].latency.rounds
     (1.0, 1.0, 2)
     """
-    tallies = {name: _Tally() for name in models}
+    tallies = {name: _Tally(name) for name in models}
     report = _reporter(progress)
     samples, first = 0, None
     with torch.inference_mode(), borrowed(nn.ModuleList(models.values())):
