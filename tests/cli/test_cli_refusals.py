@@ -111,6 +111,31 @@ def test_a_wrong_command_line(run, arguments: tuple[str, ...], words: str, monke
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(("--method", "auto"), id="the-default-too"),
+        pytest.param(("--norm", "sigma"), id="norm"),
+        pytest.param(("--layers", "conv2", "--skip", "none"), id="layers-and-skip"),
+        pytest.param(("--holdout", DATA), id="holdout"),
+    ],
+)
+def test_a_plan_decides_alone(run, given: tuple[str, ...], monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    result = run("compress", MODEL, "--data", DATA, "--plan", "plan.json", "--out", "small", *given, code=2)
+    assert " and ".join(given[::2]) in result.stderr
+    assert "--plan has decided" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["compress", "plan"])
+@pytest.mark.parametrize("option", ["--layers", "--skip"])
+def test_a_layer_that_is_not_there_costs_no_calibration(run, command: str, option: str):
+    out = ("--out", "small") if command == "compress" else ()
+    result = run(command, MODEL, "--data", DATA, "--budget", "params=0.5", *out, option, "conv9", code=1)
+    assert f"{option}: no layer is called 'conv9'" in one_message(result.stderr)
+    assert "calibrating" not in result.stderr
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         pytest.param(("inspect", "zoo:digit-cnn"), "digits-cnn", id="unknown-model"),

@@ -33,7 +33,16 @@ from tensigma.cli.options import (
     Workers,
 )
 from tensigma.cli.outputs import MODEL, check_folder, is_output
-from tensigma.cli.plan import apart, check_choice, plan_as_asked, plan_facts, plan_notes, statistics
+from tensigma.cli.plan import (
+    apart,
+    check_absent,
+    check_choice,
+    check_layers,
+    plan_as_asked,
+    plan_facts,
+    plan_notes,
+    statistics,
+)
 from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import plan_table, report_table, summary_table
@@ -97,6 +106,7 @@ CacheFolder = Annotated[
 @command
 def compress(
     screen: Screen,
+    context: typer.Context,
     model: ModelName,
     out: Out,
     budget: BudgetOption = None,
@@ -158,6 +168,8 @@ def compress(
       --method tucker2 --norm sigma --ranks vbmf=0.5 --layers spatial
     """
     check_choice(budget=budget, ranks=ranks, plan=plan)
+    if plan is not None:
+        check_absent(context, "method", "norm", "layers", "skip", "holdout")
     check_folder(out, force=force, format=MODEL)
     given = None if plan is None else Plan.load(plan)
     try:
@@ -167,6 +179,7 @@ def compress(
         screen.warn(f"report.html is left out: {error}")
         page = False
     network = model_of(screen, model, weights, device, seed)
+    check_layers(network, layers, skip)
     images = data_of(data, batch_size, workers)
     judged = (data_of(eval_data, batch_size, workers) or images) if evaluate else None
     # What a model was made with proves nothing about other images.

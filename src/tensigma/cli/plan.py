@@ -37,8 +37,10 @@ from tensigma.cli.parsing import which_layers, which_skipped
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import plan_table
 from tensigma.errors import InputError
+from tensigma.layers import find_layers
 from tensigma.planning import Budget, Drop, Plan, RankRule, SetAside, norm_of
 from tensigma.planning import plan as make_plan
+from tensigma.planning.patterns import select
 from tensigma.report.numbers import percent
 
 Out = Annotated[
@@ -95,6 +97,7 @@ def plan(
     if out is not None:
         check_file(out, force=force)
     network = model_of(screen, model, weights, device, seed)
+    check_layers(network, layers, skip)
     images, tried = apart(budget, stats, data_of(data, batch_size, workers), data_of(holdout, batch_size, workers))
     known = statistics(screen, network, stats, images, [norm], max_samples, device, seed)
     made = plan_as_asked(screen, network, known, budget, ranks, method, norm, layers, skip, seed, tried)
@@ -115,6 +118,24 @@ def check_choice(**given: Any) -> None:
     came = [f"--{name}" for name, value in given.items() if value is not None]
     if len(came) != 1:
         raise typer.BadParameter(f"give exactly one of {names}; {' and '.join(came) or 'none'} came")
+
+
+def check_absent(context: typer.Context, *names: str) -> None:
+    """Nothing may be asked for that a plan has decided already."""
+    came = [name for name in names if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if came:
+        raise typer.BadParameter(
+            f"--plan has decided what {' and '.join(f'--{name}' for name in came)} would; leave out one or the other, "
+            "or edit the plan's file"
+        )
+
+
+def check_layers(model: nn.Module, layers: list[str] | None, skip: list[str] | None) -> None:
+    """Refuse names and patterns that mean no layer, before long work starts."""
+    names = [layer.name for layer in find_layers(model)]
+    for option, asked in (("--layers", which_layers(layers)), ("--skip", which_skipped(skip))):
+        if asked and asked not in ("all", "spatial"):
+            select(asked, names, what=option)
 
 
 def apart(budget: Budget | None, stats: Path | None, images: Any, holdout: Any) -> tuple[Any, Any]:
