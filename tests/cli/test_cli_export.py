@@ -71,6 +71,8 @@ def test_quantize_a_folder(run, run_json, small: Path, place: Path):
     assert next(half.parameters()).dtype == torch.float16
     assert "--force" in run(*common, "--precision", "fp16", "--out", "half", code=1).stderr
     run(*common, "--precision", "fp16", "--out", "half", "--force", "--quiet")
+    assert "stored in half precision" in run("evaluate", MODEL, "--compressed", "half", "--data", DATA).stderr
+    assert "stored in half precision" in run("export", "half", "--original", MODEL, "--out", "half.onnx").stderr
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from reference_calibration import naive_rows
 from support_nets import batches, small_net
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, kernels_of
-from tensigma.pipeline.sequential import RIDGE, _inputs, _Pair, fit_in_sequence, target_layer
+from tensigma.pipeline.sequential import _inputs, _Pair, fit_in_sequence, ridge_share, target_layer
 from tensigma.planning import Entry, method_of, norm_of
 
 
@@ -47,7 +47,9 @@ def naive_target(layer: nn.Module, x: Tensor, off: Tensor, centred: bool) -> tup
         mean_u, mean_y = (u.mean(0), y.mean(0)) if centred else (u.mean(0) * 0, y.mean(0) * 0)
         second = (u - mean_u).T @ (u - mean_u) / len(u)
         cross = (y - mean_y).T @ (u - mean_u) / len(u)
-        ridge = RIDGE * second.trace() / len(second) * torch.eye(len(second), dtype=second.dtype)
+        ridge = (
+            ridge_share(len(u), len(second)) * second.trace() / len(second) * torch.eye(len(second), dtype=second.dtype)
+        )
         best = (cross + own @ ridge) @ torch.linalg.inv(second + ridge)
         found.append(best)
         shifts.append(mean_y - best @ mean_u)
@@ -198,3 +200,96 @@ def test_an_interrupted_run_goes_on_from_its_cache(tmp_path: Any) -> None:
     second, report = ts.compress(model, plan, stats, data=data, cache=tmp_path)
     assert all(layer.cached for layer in report.compressed)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def wide_chain(seed: int) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layers = [nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(64, 10)).eval()
+
+
+def test_few_samples_are_not_learnt_by_heart() -> None:
+    """On new inputs, as many samples as columns must do little harm, and many must help."""
+    spread = torch.logspace(0, -1.5, 32)
+
+    def inputs(count: int, seed: int) -> Tensor:
+        return torch.randn(count, 32, generator=torch.Generator().manual_seed(seed)) * spread
+
+    ratios: dict[int, list[float]] = {64: [], 4096: []}
+    for seed in range(4):
+        model, fresh = wide_chain(seed), [inputs(2000, 100 + seed)]
+        for count, found in ratios.items():
+            data = [inputs(count, seed)]
+            stats = ts.calibrate(model, data)
+            plan = ts.plan(model, stats, ranks=ts.Ranks({"*": 12}), skip=(), method="svd", saving="none")
+            alone, _ = ts.compress(model, plan, stats)
+            joined, _ = ts.compress(model, plan, stats, data=data, sequential=True)
+            found.append(output_error(model, joined, fresh) / output_error(model, alone, fresh))
+    assert sum(ratios[64]) / 4 < 1.15
+    assert sum(ratios[4096]) / 4 < 0.95
+
+
+class Again(nn.Module):
+    """A layer without bias whose outputs are changed in place before the next call of the same layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.again = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        for _ in range(3):
+            h = h + self.act(self.again(h))
+        return h
+
+
+def test_what_is_changed_in_place_after_a_call_is_kept_as_it_was() -> None:
+    torch.manual_seed(0)
+    model, data = Again().eval(), batches(4)
+    stats = ts.calibrate(model, data)
+    plan = ts.plan(model, stats, ranks=ts.Ranks({"again": (8, 8)}), method="tucker2", saving="none")
+    small, _ = ts.compress(model, plan, stats, data=data, sequential=True)
+    torch.testing.assert_close(small(data[0]), model(data[0]), rtol=1e-3, atol=1e-4)
+
+
+class Branch(nn.Module):
+    """Batches with a large mean take another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 12)
+        self.rare = nn.Linear(12, 12)
+        self.last = nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.first(x))
+        return self.last(torch.relu(self.rare(h)) if x.mean() > 1 else h)
+
+
+def test_layers_that_only_some_batches_call_are_fitted_to_their_statistics() -> None:
+    torch.manual_seed(0)
+    model, data = Branch(), [torch.randn(40, 12), torch.randn(40, 12) + 3]
+    stats = ts.calibrate(model, data)
+    plan = ts.plan(model, stats, ranks=ts.Ranks({"*": 3}), skip=(), saving="none", method="svd")
+    small, report = ts.compress(model, plan, stats, data=data, sequential=True)
+    assert {layer.name for layer in report.compressed} == {"first", "rare", "last"}
+    alone, _ = ts.compress(model, plan, stats)
+    own = small.get_submodule("rare").state_dict()
+    for key, value in alone.get_submodule("rare").state_dict().items():
+        torch.testing.assert_close(own[key], value)
+    with pytest.raises(InputError, match="rare: not every batch calls this layer"):
+        fit_in_sequence(model, plan, data)
+
+
+def test_half_precision_and_inference_tensors() -> None:
+    model = chain(0).half()
+    with torch.inference_mode():
+        data = [100 * x.half() for x in batches(4)]
+    small, report = ts.compress(model, data, budget=ts.Params(0.6))
+    assert report.notes["sequential"] is True
+    assert {parameter.dtype for parameter in small.parameters()} == {torch.float16}
+    wanted, given = model(data[0].clone()).float(), small(data[0].clone()).float()
+    assert (wanted - given).norm() < 0.5 * (wanted - wanted.mean()).norm()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import tensigma as ts
-from tensigma.errors import InputError
+from tensigma.errors import CalibrationWarning, InputError
 from tensigma.planning import SearchProgress, drop
 from tensigma.planning.allocation import Allocation
 from tensigma.planning.heldout import Judge, Kept, SetAside
@@ -204,3 +204,37 @@ def test_one_call_holds_out_by_itself() -> None:
     assert agreement is not None
     assert agreement >= 0.85
     assert own.rate > 1
+
+
+def test_in_one_call_the_model_that_comes_back_keeps_what_was_promised() -> None:
+    """Layers fitted in sequence would be other layers than those that the search has judged."""
+    net, held_out = classifier(), rows(8, seed=1)
+    small, report = ts.compress(net, rows(10, seed=0), budget=ts.Drop(0.2), data=held_out)
+    assert report.notes["sequential"] is False
+    agreement = ts.evaluate(small, held_out, original=net).agreement
+    assert agreement is not None
+    assert agreement >= 0.8
+
+
+@pytest.mark.parametrize("labels", ["beyond", "numbers", "missed"])
+def test_integers_that_are_no_labels_of_the_model_are_not_taken_for_them(stats: ts.Calibration, labels: str) -> None:
+    net, inputs = classifier(), rows(8, seed=1)
+    made = {
+        "beyond": [net(x).argmax(1) + 8 for x in inputs],
+        "numbers": [torch.arange(len(x)) + 50 * index for index, x in enumerate(inputs)],
+        "missed": [(net(x).argmax(1) + 1) % 8 for x in inputs],
+    }[labels]
+    held_out = list(zip(inputs, made, strict=True))
+    with pytest.warns(CalibrationWarning, match="agreement is measured instead of accuracy"):
+        plan = ts.plan(net, stats, budget=ts.Drop(0.1), data=held_out)
+    assert plan.notes["drop"]["measure"] == "agreement"
+    assert plan.notes["drop"]["kept"] >= 0.9
+    with pytest.raises(InputError, match="measure='agreement'"):
+        ts.plan(net, stats, budget=ts.Drop(0.1, measure="accuracy"), data=held_out)
+
+
+def test_scores_that_are_no_numbers_are_no_answers() -> None:
+    net, broken = classifier(), classifier()
+    for parameter in broken.parameters():
+        nn.init.constant_(parameter, torch.nan)
+    assert Judge(net, rows(2, seed=1))(broken).hits == 0

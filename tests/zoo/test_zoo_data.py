@@ -85,6 +85,14 @@ def test_usual_preparation_is_resize_crop_normalise(folder: Path) -> None:
     assert_close(images[0], (crop - mean) / std)
 
 
+def test_small_images_are_not_enlarged_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Image.new("RGB", (32, 40)).save(tmp_path / "small.png")
+    load_data(f"imagefolder:{tmp_path}?size=224")
+    assert not caplog.records
+    load_data(f"imagefolder:{tmp_path}")
+    assert "images of 32×40 are enlarged to 224×224; add ?size=32" in caplog.text
+
+
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_resizing_agrees_with_pillow(interpolation: str) -> None:
     # Away from black and white, where Pillow cuts overshoot off after every pass and not once.

@@ -52,7 +52,7 @@ class Collector:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
             if not self._listening:
                 return
-            x, output = (_summable(tensor) for tensor in (args[0] if args else kwargs["input"], output))
+            x, output = (summable(tensor) for tensor in (args[0] if args else kwargs["input"], output))
             if name not in self._moments:
                 self._moments[name] = Moments(
                     geometry, name=name, pending_bytes=self.pending_bytes, scratch=self._scratch
@@ -126,7 +126,7 @@ class Collector:
         return complete if before is None else before.merge(complete)
 
 
-def _summable(tensor: Tensor) -> Tensor:
+def summable(tensor: Tensor) -> Tensor:
     """Without its history, and where float64 exists."""
     tensor = tensor.detach()
     return tensor.cpu() if tensor.device.type == "mps" else tensor

@@ -53,6 +53,7 @@ from tensigma.pipeline import compress as carry_out
 from tensigma.pipeline import evaluate as measure
 from tensigma.planning import Plan
 from tensigma.report import check_renderer, write_report
+from tensigma.zoo import may_share
 
 _HOW = "How to fit"
 Out = Annotated[
@@ -160,8 +161,8 @@ def compress(
           --data imagefolder:photos --budget params=0.2 \\
           --refine 20000 --out small/
 
-    Images of --eval-data that had no part in --data and --holdout also give a
-    certificate: a bound on agreement for images nobody has seen.
+    Images of --eval-data that had no part in --data, --stats and --holdout give
+    a certificate: a bound on agreement for images nobody has seen.
 
     The recipe of the paper:
 
@@ -182,8 +183,6 @@ def compress(
     check_layers(network, layers, skip)
     images = data_of(data, batch_size, workers)
     judged = (data_of(eval_data, batch_size, workers) or images) if evaluate else None
-    # What a model was made with proves nothing about other images.
-    fresh = judged is not images and not set(eval_data or ()) & {*(data or ()), *(holdout or ())}
     known_images, tried = apart(budget, stats, images, data_of(holdout, batch_size, workers))
     wishes = {"--sequential": sequential, "--refine": refine is not None, "--reestimate-bn": reestimate_bn}
     for wish in (wish for wish, wanted in wishes.items() if wanted and images is None):
@@ -200,6 +199,8 @@ def compress(
         if screen.verbose and not screen.json:
             screen.show(plan_table(given))
         screen.note(f"compressing {len(given.compressed)} of {len(given)} layers")
+        if known_images is None and sequential is None and known is not None:
+            screen.note("layers are fitted independently; with --data each would make up for those before it")
         with screen.progress("compressing") as progress:
             small, report = carry_out(
                 network,
@@ -215,8 +216,12 @@ def compress(
     if not screen.speaks:
         return
     evaluation = None
+    searched_on = name_of(tried) if tried is not None else given.notes.get("drop", {}).get("data")
     if judged is not None:
         screen.note(f"evaluating with {name_of(judged)}")
+        # What a model was made with proves nothing about other images.
+        used = [None if known is None else known.data, None if images is None else name_of(images), searched_on]
+        fresh = judged is not images and not any(may_share(name_of(judged), name) for name in used if name)
         with screen.progress("evaluating") as progress:
             evaluation = measure(
                 small,
@@ -237,7 +242,7 @@ def compress(
         "data": None if known is None else known.data,
         **report.notes,
         "samples": None if known is None else known.samples,
-        "searched_on": None if tried is None else name_of(tried),
+        "searched_on": searched_on,
         "evaluated_on": None if judged is None else name_of(judged),
         "evaluation": None if evaluation is None else evaluation.to_json(),
     }

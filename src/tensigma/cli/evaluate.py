@@ -9,13 +9,14 @@ from typing import Annotated
 import typer
 
 from tensigma.cli.command import command
-from tensigma.cli.loading import data_of, is_untrained, model_of, name_of, needed
+from tensigma.cli.loading import compressed_of, data_of, is_untrained, model_of, name_of, needed
 from tensigma.cli.options import BatchSize, DataNames, Device, MaxSamples, ModelName, Weights, Workers
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import evaluation_table
 from tensigma.errors import StoreError
-from tensigma.pipeline import Report, load
+from tensigma.pipeline import Report
 from tensigma.pipeline import evaluate as measure
+from tensigma.zoo import may_share
 
 Compressed = Annotated[
     Path | None,
@@ -57,15 +58,15 @@ def evaluate(
     images = needed(data_of(data, batch_size, workers), "no data was named; give for example --data imagefolder:DIR")
     network, beside = original, None
     if compressed is not None:
-        network, beside = load(compressed, original), original
+        network, beside = compressed_of(screen, compressed, original), original
         if is_untrained(model, weights):
             beside = None
             screen.note("the original's own weights are not given (--weights), so nothing is compared with it")
     if not screen.speaks:
         return
-    fresh = name_of(images) not in _made_with(compressed)
+    fresh = not any(may_share(name_of(images), name) for name in _made_with(compressed))
     if beside is not None and not fresh:
-        screen.note("no certificate: the model was made with these very images")
+        screen.note("no certificate: the model may have been made with some of these very images")
     with screen.progress("evaluating") as progress:
         found = measure(
             network,

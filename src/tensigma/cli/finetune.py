@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from tensigma.cli.command import command
-from tensigma.cli.loading import data_of, is_untrained, model_of, name_of, needed
+from tensigma.cli.loading import compressed_of, data_of, is_untrained, model_of, name_of, needed
 from tensigma.cli.options import BatchSize, DataNames, Device, Force, Seed, Weights, Workers
 from tensigma.cli.outputs import MODEL, check_folder, is_output
 from tensigma.cli.parsing import listed
@@ -42,7 +42,7 @@ from tensigma.cli.tuning_options import (
 )
 from tensigma.errors import InputError, MissingExtra, StoreError
 from tensigma.files import whole_folder
-from tensigma.pipeline import FineTuning, FineTuningProgress, Report, load, save
+from tensigma.pipeline import FineTuning, FineTuningProgress, Report, save
 from tensigma.pipeline import finetune as train
 from tensigma.pipeline.unfinished import remove_unfinished
 from tensigma.planning.table import share
@@ -117,7 +117,7 @@ def finetune(
     images = needed(data_of(data, batch_size, workers), "no data was named; give for example --data imagefolder:DIR")
     judged = data_of(validation, batch_size, workers)
     whole = model_of(screen, name, file, device, seed, warn=False)
-    network = load(archive, whole).requires_grad_(True)
+    network = compressed_of(screen, archive, whole).requires_grad_(True)
     screen.note(f"fine-tuning on {name_of(images)} by {'the answers of the original' if teacher else 'labels'}")
     try:
         with screen.progress("fine-tuning") as progress:

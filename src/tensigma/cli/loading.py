@@ -13,6 +13,7 @@ from tensigma.calibration import shard
 from tensigma.calibration.batches import input_of, iterate
 from tensigma.cli.screen import Screen
 from tensigma.errors import InputError
+from tensigma.pipeline import load
 from tensigma.zoo import Data, load_data, load_model
 
 #: Schemes whose models come with random weights unless a file is given.
@@ -32,7 +33,20 @@ def model_of(
     model = load_model(name, weights)
     if warn and is_untrained(name, weights):
         screen.warn(f"the weights of {name} are random; give trained ones with --weights FILE")
+    if warn and weights is None and name.partition("?")[0].rpartition(":")[0].endswith(".py"):
+        screen.note(f"no --weights: those that {name} makes are taken for the trained ones")
     return model if device is None else model.to(device)
+
+
+def compressed_of(screen: Screen, folder: Path, original: nn.Module) -> nn.Module:
+    """The compressed model in a folder, in the precision in which the original computes."""
+    model = load(folder, original)
+    own = next((parameter.dtype for parameter in original.parameters()), torch.float32)
+    halves = (torch.float16, torch.bfloat16)
+    if own not in halves and any(parameter.dtype in halves for parameter in model.parameters()):
+        screen.note(f"{folder} is stored in half precision; it is computed with in {str(own).removeprefix('torch.')}")
+        model = model.to(own)
+    return model
 
 
 def data_of(names: Sequence[str] | None, batch_size: int, workers: int) -> Any:

@@ -11,13 +11,12 @@ import typer
 from torch import Tensor, nn
 
 from tensigma.cli.inspect import usual_input
-from tensigma.cli.loading import is_untrained, model_of
+from tensigma.cli.loading import compressed_of, is_untrained, model_of
 from tensigma.cli.outputs import MODEL, is_output
 from tensigma.cli.parsing import Shape, parse_shape
 from tensigma.cli.report import read_report
 from tensigma.cli.screen import Screen
 from tensigma.errors import InputError, StoreError
-from tensigma.pipeline import load
 from tensigma.zoo.spec import Spec
 
 SubjectName = Annotated[
@@ -97,4 +96,4 @@ def subject_of(screen: Screen, name: str, original: str | None, weights: Path | 
     if weights is None and notes.get("weights") and Path(notes["weights"]).is_file():
         weights = Path(notes["weights"])
     whole = model_of(screen, first, weights, None, warn=False)
-    return Subject(first, load(folder, whole), whole, not is_untrained(first, weights))
+    return Subject(first, compressed_of(screen, folder, whole), whole, not is_untrained(first, weights))

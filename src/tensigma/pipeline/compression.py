@@ -69,11 +69,12 @@ def compress(
         budget: For the one-call form, as are ``ranks``, ``method``, ``norm``, ``layers``, ``skip`` and ``overrides``.
         data: Batches, of which labels are never read, for what a plan and its statistics cannot do alone: calibration
             where ``stats`` is missing, and the three options below. In the one-call form they are the batches; under
-            ``Drop`` they are the held-out batches that it is searched on, in place of every fifth of the batches, from
-            the second on.
+            ``Drop``, which may count right answers by their labels, they are the held-out batches that it is searched
+            on, in place of every fifth of the batches, from the second on.
         sequential: Fit each layer on inputs from the layers already compressed, towards the outputs of the original.
             Both networks run over the data once for each layer. ``"auto"`` does so, on up to 1,000 samples, wherever
-            ``data`` is at hand, can be read again, and the norm is ``"centred"`` or ``"sigma"``.
+            ``data`` is at hand, can be read again, and the norm is ``"centred"`` or ``"sigma"``; not for a plan made by
+            ``Drop``, whose search has judged layers fitted independently.
         refine: Afterwards train the small model to answer like the original, without labels: the number of samples to
             pass through it, or a :class:`~tensigma.Refine`.
         reestimate_bn: Afterwards take the statistics of BatchNorm layers anew from ``data``.
@@ -143,6 +144,7 @@ def compress(
             model,
             carried,
             data,
+            stats=stats,
             max_samples=_auto_samples(carried) if sequential == "auto" else None,
             input=input,
             cache=store,
@@ -213,6 +215,9 @@ def _in_sequence(plan: Plan, data: Any, wish: bool | Literal["auto"]) -> bool:
     if wish is True and strange:
         raise InputError(f"sequential=True fits under a metric of the inputs, which norm={strange[0]!r} does not have")
     if wish == "auto":
+        # A search has judged layers that were fitted independently, and what it promises holds for these.
+        if "drop" in plan.notes:
+            return False
         return data is not None and not is_one_shot(data) and not strange and rank_and_size()[1] == 1
     return wish
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tensigma.calibration.collect import forward
 from tensigma.calibration.guard import borrowed, device_of
 from tensigma.layers import TARGETS
 from tensigma.pipeline.report import Size
@@ -52,7 +53,7 @@ def count_macs(model: nn.Module, sample: Tensor) -> int:
         for module in model.modules():
             if isinstance(module, TARGETS):
                 stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
-        model(sample.to(device_of(model) or sample.device))
+        forward(model, sample.to(device_of(model) or sample.device), 0)
     return total
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from tensigma.calibration.batches import input_of, iterate
+from tensigma.calibration.collect import forward
 from tensigma.calibration.guard import borrowed, device_of
 from tensigma.errors import InputError
 from tensigma.layers import Geometry
@@ -140,7 +141,7 @@ def _extents(
             x = input_of(batch, input, index)
             x = x if max_samples is None else x[: max_samples - samples]
             if len(x):
-                model(x.to(device_of(model) or x.device))
+                forward(model, x.to(device_of(model) or x.device), index)
             samples += len(x)
             if max_samples is not None and samples >= max_samples:
                 break

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tensigma.calibration.batches import input_of
 from tensigma.calibration.guard import borrowed, device_of
-from tensigma.errors import ExportError, InputError
+from tensigma.errors import ExportError, InputError, TensigmaError
 from tensigma.files import whole_file
 from tensigma.pipeline.counting import count_bytes
 from tensigma.pipeline.parity import leaves, parity, sizes_to_check
@@ -107,6 +107,9 @@ def export(
     if format == "onnx" and _precision(model) not in (torch.float32, torch.float16):
         name = str(_precision(model)).removeprefix("torch.")
         raise InputError(f"the model is in {name}, which ONNX Runtime does not run on CPUs; convert it with .float()")
+    if format == "onnx":
+        for name in ("onnx", "onnxscript", *(["onnxruntime"] if check else [])):
+            onnx_module(name)
     write = _write_onnx if format == "onnx" else _write_program
     home = device_of(model)
     elsewhere = None if home is None or home.type == "cpu" else "cpu"
@@ -120,6 +123,8 @@ def export(
             try:
                 with _quiet():
                     write(model, sample, partial, dynamic_batch, opset or _OPSET)
+            except TensigmaError:
+                raise
             except Exception as error:
                 raise ExportError(
                     f"the model cannot be written as {format}: {_reason(error, dynamic_batch)}"

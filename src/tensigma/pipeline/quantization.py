@@ -23,7 +23,7 @@ from tensigma.pipeline.equalise import equalise as equalised
 from tensigma.pipeline.evaluation import Evaluation, EvaluationProgress
 from tensigma.pipeline.exporting import export
 from tensigma.pipeline.qdq import needs_reduced_range, with_half_weights, write_qdq
-from tensigma.pipeline.runtime import OnnxModel, compare, file_size
+from tensigma.pipeline.runtime import OnnxModel, compare, file_size, onnx_module
 from tensigma.planning.answers import class_labels
 
 Precision = Literal["int8", "fp16"]
@@ -105,9 +105,12 @@ def quantize(
     if max_samples < 1:
         raise InputError(f"max_samples={max_samples} came; ranges need one sample at least")
     target = Path(path)
+    form = "archive" if precision == "fp16" and target.suffix != ".onnx" else "onnx"
+    if form == "onnx":
+        for name in ("onnx", "onnxscript", "onnxruntime"):
+            onnx_module(name)
     samples = _gathered(batches, input, max_samples)
     inputs = [x for x, _ in samples]
-    form = "archive" if precision == "fp16" and target.suffix != ".onnx" else "onnx"
     reduced = precision == "int8" and (needs_reduced_range() if reduce_range is None else reduce_range)
     equal = precision == "int8" and equalise
     judged = data if data is not None else [x if labels is None else (x, labels) for x, labels in samples]

@@ -22,6 +22,8 @@ from torch.func import functional_call
 
 from tensigma.calibration import LayerStats
 from tensigma.calibration.batches import input_of, is_one_shot, iterate
+from tensigma.calibration.collect import forward
+from tensigma.calibration.collector import summable
 from tensigma.calibration.guard import borrowed, device_of
 from tensigma.calibration.moments import Moments
 from tensigma.errors import InputError
@@ -34,8 +36,11 @@ from tensigma.planning import Entry, Plan
 from tensigma.planning.moments import means
 from tensigma.planning.solve import Solution
 
-#: λ as a share of the mean variance of x̃.
+#: λ as a share of the mean variance of x̃, where rows abound.
 RIDGE = 1e-3
+#: With fewer rows for each column than this, a regression would learn them by heart, and λ grows with their lack.
+_ENOUGH = 10
+_RIDGE_OF_FEW = 0.3
 
 
 def fit_in_sequence(
@@ -43,6 +48,7 @@ def fit_in_sequence(
     plan: Plan,
     batches: Any,
     *,
+    stats: Mapping[str, LayerStats] | None = None,
     max_samples: int | None = None,
     input: str | int | None = None,
     cache: Cache | None = None,
@@ -50,7 +56,8 @@ def fit_in_sequence(
 ) -> dict[str, tuple[Solution, bool]]:
     """Solutions of all compressed layers of ``plan``, found in the order in which ``model`` calls the layers.
 
-    Both networks run over the data once for each layer, as far as that layer. ``model`` stays as it is.
+    Both networks run over the data once for each layer, as far as that layer. ``model`` stays as it is. Layers that
+    some batches call more often than others, or not at all, are fitted to ``stats`` alone, before all others.
     """
     if is_one_shot(batches):
         raise InputError(
@@ -62,13 +69,17 @@ def fit_in_sequence(
     start = time.perf_counter()
     with borrowed(model), borrowed(small), torch.no_grad():
         calls = _calls(model, [entry.name for entry in plan.compressed], _inputs(batches, model, max_samples, input))
-        order = list(calls)
+        alone = [entry.name for entry in plan.compressed if entry.name not in calls]
+        order = [*alone, *calls]
         for name in order:
-            entry = plan[name]
-            pair = _Pair(model, small, name, calls[name])
-            stats, cross, output = pair.moments(_inputs(batches, model, max_samples, input))
-            target = target_layer(entry, model.get_submodule(name), stats, cross, output)
-            solved[name] = Job(entry, target, stats).run(cache)
+            entry, layer = plan[name], model.get_submodule(name)
+            if name in calls:
+                pair = _Pair(model, small, name, calls[name])
+                own, cross, output = pair.moments(_inputs(batches, model, max_samples, input))
+                target = target_layer(entry, layer, own, cross, output)
+            else:
+                own, target = _stats_of(name, stats), layer
+            solved[name] = Job(entry, target, own).run(cache)
             # A copy, because replacing moves modules to the model's device and dtype.
             replace_(small, {name: copy.deepcopy(solved[name][0].modules)})
             small.eval()
@@ -83,7 +94,16 @@ def fit_in_sequence(
                     cached=solved[name][1],
                 )
             )
-    return {entry.name: solved[entry.name] for entry in plan.compressed if entry.name in solved}
+    return {entry.name: solved[entry.name] for entry in plan.compressed}
+
+
+def _stats_of(name: str, stats: Mapping[str, LayerStats] | None) -> LayerStats:
+    if stats is None or name not in stats:
+        raise InputError(
+            f"{name}: not every batch calls this layer equally often, so it cannot be fitted in sequence, and there "
+            "are no statistics of it; give stats=, or sequential=False"
+        )
+    return stats[name]
 
 
 def target_layer(entry: Entry, layer: nn.Module, stats: LayerStats, cross: Tensor, output: Tensor) -> nn.Module:
@@ -103,7 +123,9 @@ def target_layer(entry: Entry, layer: nn.Module, stats: LayerStats, cross: Tenso
     if centred:
         joint = joint - output.double().reshape(groups, -1, 1) * mean[:, None, :]
     own = torch.stack([kernel.flatten(1) for kernel in kernels_of(layer)]).double()
-    ridge = RIDGE * second.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None].clamp_min(torch.finfo(own.dtype).tiny)
+    ridge = ridge_share(stats.count, stats.d) * second.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None].clamp_min(
+        torch.finfo(own.dtype).tiny
+    )
     eye = torch.eye(stats.d, dtype=second.dtype, device=second.device)
     best = torch.linalg.solve(second + ridge * eye, (joint + ridge * own).mT).mT
     target = copy.deepcopy(layer)
@@ -118,6 +140,15 @@ def target_layer(entry: Entry, layer: nn.Module, stats: LayerStats, cross: Tenso
             shift = shift + bias.double()
         target.bias = nn.Parameter(shift.to(weight))
     return target
+
+
+def ridge_share(n_rows: int, n_columns: int) -> float:
+    """λ as a share of the mean variance of x̃.
+
+    >>> ridge_share(100_000, 576), ridge_share(128, 128)
+    (0.001, 0.3)
+    """
+    return RIDGE if n_rows >= _ENOUGH * n_columns else _RIDGE_OF_FEW * n_columns / n_rows
 
 
 class _Reached(Exception):
@@ -142,13 +173,18 @@ class _Pair:
         for x in inputs:
             wanted = self._met(self.original, x, lambda _, output: self._unbiased(output))
             given = self._met(self.small, x, lambda input, _: input)
+            if len(given) != len(wanted):
+                raise InputError(
+                    f"{self.name}: called {len(wanted)} times by the original and {len(given)} times by the compressed "
+                    "network on the same batch; such networks need sequential=False"
+                )
             samples += len(x)
-            for u, y in zip(given, wanted, strict=True):
-                moments.update(u.detach())
+            for u, y in zip(map(summable, given), map(summable, wanted), strict=True):
+                moments.update(u)
                 axis = y.dim() - 1 - self.geometry.n_spatial
                 first = int(u.dim() > self.geometry.n_spatial + 1)
                 shapes = tuple(u.shape[first:]), tuple(y.shape[first:])
-                output = output + y.sum([i for i in range(y.dim()) if i != axis]).double()
+                output = output + y.double().sum([i for i in range(y.dim()) if i != axis])
                 cross = cross + _products(self.layer, u, y).double()
                 rows += y.numel() // y.shape[axis]
         stats = moments.finish().replace(samples=samples, input_shape=shapes[0], output_shape=shapes[1])
@@ -167,7 +203,9 @@ class _Pair:
         found: list[Tensor] = []
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
-            found.append(keep(args[0] if args else kwargs["input"], result))
+            kept = keep(args[0] if args else kwargs["input"], result)
+            # What follows an earlier call may change its tensors in place before they are read.
+            found.append(kept if self.calls == 1 else kept.clone())
             if len(found) == self.calls:
                 raise _Reached
 
@@ -183,35 +221,41 @@ class _Pair:
 
 def _products(layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Σ y ũᵀ over samples and positions, in the shape of the weight: what a backward pass computes for the weight."""
-    weight = layer.weight.detach().requires_grad_()  # type: ignore[operator]
-    parameters = {"weight": weight}
-    if layer.bias is not None:
-        parameters["bias"] = layer.bias.detach()  # type: ignore[operator]
+    # Sums over all positions overflow half precision; and what inference mode has made takes part in no backward pass.
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    x, y = (tensor.to(dtype).clone() if tensor.is_inference() else tensor.to(dtype) for tensor in (x, y))
+    given = {name: tensor.detach().to(x) for name, tensor in layer.named_parameters(recurse=False)}
+    weight = given["weight"].requires_grad_()
     with torch.enable_grad():
-        (products,) = torch.autograd.grad(functional_call(layer, parameters, (x.detach(),)), weight, y.detach())
+        (products,) = torch.autograd.grad(functional_call(layer, given, (x,)), weight, y)
     return products
 
 
 def _calls(model: nn.Module, names: list[str], inputs: Any) -> Mapping[str, int]:
-    """How often the first batch calls each layer, in the order of first calls."""
-    calls: dict[str, int] = {}
+    """How often every batch calls each layer, in the order of first calls; without those for which that varies."""
+    counts: dict[str, int] = {}
+    known: dict[str, int] = {}
 
     def count(name: str) -> Callable[..., None]:
         def hook(*_: Any) -> None:
-            calls[name] = calls.get(name, 0) + 1
+            counts[name] = counts.get(name, 0) + 1
 
         return hook
 
     handles = [model.get_submodule(name).register_forward_hook(count(name)) for name in names]
     try:
-        first = next(iter(inputs), None)
-        if first is None:
+        for index, x in enumerate(inputs):
+            counts.clear()
+            forward(model, x, index)
+            if not index:
+                known = dict(counts)
+            known = {name: calls for name, calls in known.items() if counts.get(name) == calls}
+        if not counts:
             raise InputError("no batches: the iterable given as data is empty")
-        model(first)
     finally:
         for handle in handles:
             handle.remove()
-    return calls
+    return known
 
 
 def _inputs(batches: Any, model: nn.Module, max_samples: int | None, key: str | int | None) -> Any:

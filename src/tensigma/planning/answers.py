@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from tensigma.calibration.batches import LABEL_KEYS
+from tensigma.calibration.collect import forward
 from tensigma.calibration.guard import device_of
 from tensigma.errors import InputError
 
 
 def scores_of(model: nn.Module, x: Tensor, index: int) -> Tensor:
     """What a classifier answers to batch ``index``: (batch, classes), wherever in its output that is."""
-    output = model(x.to(device_of(model) or x.device))
+    output = forward(model, x.to(device_of(model) or x.device), index)
     if isinstance(output, Mapping):
         output = output.get("logits", next(iter(output.values()), None))
     elif isinstance(output, tuple | list):

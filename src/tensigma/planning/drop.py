@@ -38,7 +38,7 @@ class Drop(Budget):
     Args:
         share: What may be lost, from 0 up to but not including 1.
         measure: ``"agreement"`` (labels are not read), ``"accuracy"`` (labels are needed), or ``"auto"``: accuracy
-            where every batch has labels.
+            where every batch has labels and the original knows them, agreement with a warning where it does not.
         trials: How many plans are tried. Each halves the range in which the size may lie.
 
     >>> Drop(0.01)
@@ -88,11 +88,13 @@ def smallest_plan(
     *,
     build: Callable[[Plan], nn.Module],
     judge: Callable[[nn.Module], Kept],
+    searched_on: str | None = None,
     report: Report = lambda state: None,
 ) -> Plan:
     """The smallest plan tried that loses no more than ``drop`` allows; the one that changes nothing where none does.
 
-    ``build`` carries a plan out and ``judge`` measures what came of it, however either is done.
+    ``build`` carries a plan out and ``judge`` measures what came of it, however either is done, on data that is called
+    ``searched_on``.
     """
     start = time.perf_counter()
     low, high = allocation.trade(Params)[0].share, 1.0
@@ -130,6 +132,7 @@ def smallest_plan(
         "original": kept.original_hits / kept.samples,
         "samples": kept.samples,
         "tried": tried,
+        "data": searched_on,
     }
     return Plan(plan.values(), n_params=plan.n_params, allocation=allocation, notes={"drop": notes})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from torch import nn
 from tensigma.calibration.batches import count_batches, input_of, is_one_shot, iterate
 from tensigma.calibration.distributed import process_group, rank_and_size
 from tensigma.calibration.guard import borrowed
-from tensigma.errors import InputError
+from tensigma.errors import CalibrationWarning, InputError
 from tensigma.planning.answers import class_labels, scores_of
 
 Kind = Literal["auto", "agreement", "accuracy"]
@@ -97,10 +98,23 @@ class Kept:
 
 
 class Judge:
-    """Compares models with the original on held-out batches, which are gone through once for every comparison."""
+    """Compares models with the original on held-out batches, which are gone through once for every comparison.
+
+    Args:
+        measure: ``"auto"`` counts right answers where every batch has labels that the original knows, and agreement
+            with the original otherwise.
+        losable: The share of answers that may be lost. Where the original itself is right less often than that,
+            nothing could be lost, and its accuracy measures nothing.
+    """
 
     def __init__(
-        self, original: nn.Module, data: Any, *, measure: Kind = "auto", input: str | int | None = None
+        self,
+        original: nn.Module,
+        data: Any,
+        *,
+        measure: Kind = "auto",
+        losable: float = 0.0,
+        input: str | int | None = None,
     ) -> None:
         if is_one_shot(data):
             raise InputError(
@@ -108,36 +122,59 @@ class Judge:
                 "give a list or a DataLoader"
             )
         self.original, self.data, self.measure, self.input = original, data, measure, input
+        self.losable = losable
 
     def __call__(self, model: nn.Module) -> Kept:
-        samples = agreed = hits = original_hits = 0
-        labelled = self.measure != "agreement"
+        samples = agreed = hits = original_hits = classes = 0
+        labelled, foreign = self.measure != "agreement", False
         with torch.inference_mode(), borrowed(model), borrowed(self.original):
             for index, batch in enumerate(iterate(self.data)):
                 x = input_of(batch, self.input, index)
-                best, reference = (scores_of(each, x, index).argmax(1).cpu() for each in (model, self.original))
-                samples += len(x)
-                agreed += int((best == reference).sum())
+                own, scores = (scores_of(each, x, index).cpu() for each in (model, self.original))
+                # The largest of scores that are not numbers is no answer.
+                sound, best, reference = own.isfinite().all(1), own.argmax(1), scores.argmax(1)
+                samples, classes = samples + len(x), scores.shape[1]
+                agreed += int((sound & (best == reference)).sum())
                 labels = class_labels(batch) if labelled else None
                 labelled = labels is not None
                 if labels is not None:
-                    hits += int((best == labels.cpu()).sum())
-                    original_hits += int((reference == labels.cpu()).sum())
-        labelled, samples, agreed, hits, original_hits = _together(labelled, samples, agreed, hits, original_hits)
+                    labels = labels.cpu()
+                    foreign = foreign or bool(((labels < 0) | (labels >= classes)).any())
+                    hits += int((sound & (best == labels)).sum())
+                    original_hits += int((reference == labels).sum())
+        found = _together(labelled, foreign, samples, agreed, hits, original_hits)
+        labelled, foreign, samples, agreed, hits, original_hits = found
         if not samples:
             raise InputError("no batches: the iterable given as data is empty")
         if self.measure == "accuracy" and not labelled:
             raise InputError("Drop(measure='accuracy') needs labels in every batch of data; 'agreement' needs none")
-        if labelled:
+        doubt = self._doubt(foreign, original_hits / samples, classes) if labelled else None
+        if doubt is not None and self.measure == "accuracy":
+            raise InputError(f"Drop(measure='accuracy'): {doubt}; check the labels, or measure='agreement'")
+        if doubt is not None:
+            warnings.warn(f"agreement is measured instead of accuracy: {doubt}", CalibrationWarning, stacklevel=2)
+        if labelled and doubt is None:
             return Kept(measure="accuracy", samples=samples, hits=hits, original_hits=original_hits)
         return Kept(measure="agreement", samples=samples, hits=agreed, original_hits=samples)
 
+    def _doubt(self, foreign: bool, accuracy: float, classes: int) -> str | None:
+        """Why what comes with the batches cannot be the labels of this model."""
+        if foreign:
+            return f"some labels lie outside the {classes} classes of the model"
+        # A tenth of the way from guessing to perfection is too little to tell the model's labels from any others.
+        guessing = 1 / classes if self.measure == "auto" else 0.0
+        least = max(guessing + 0.1 * (1 - guessing) if guessing else 0.0, self.losable)
+        if accuracy <= least:
+            return f"the original is right on {accuracy:.1%} of the labels, no more than {least:.1%}"
+        return None
 
-def _together(labelled: bool, *counts: int) -> tuple[Any, ...]:
-    """Counts of all processes under ``torchrun``, each of which has its own share of the data."""
+
+def _together(labelled: bool, foreign: bool, *counts: int) -> tuple[Any, ...]:
+    """What all processes under ``torchrun`` found, each of which has its own share of the data."""
     if rank_and_size()[1] == 1:
-        return (labelled, *counts)
+        return (labelled, foreign, *counts)
     with process_group(None):
         notes: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(notes, (labelled, *counts))
-    return (all(note[0] for note in notes), *map(sum, zip(*(note[1:] for note in notes), strict=True)))
+        dist.all_gather_object(notes, (labelled, foreign, *counts))
+    sums = map(sum, zip(*(note[2:] for note in notes), strict=True))
+    return (all(note[0] for note in notes), any(note[1] for note in notes), *sums)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from tensigma.calibration import Calibration, calibrate
@@ -17,7 +18,7 @@ from tensigma.planning.candidate import Candidate
 from tensigma.planning.drop import Builder, Drop, smallest_plan
 from tensigma.planning.entry import Entry
 from tensigma.planning.heldout import Judge, SetAside
-from tensigma.planning.methods import choices_of, method_of
+from tensigma.planning.methods import Method, choices_of, method_of
 from tensigma.planning.norms import norm_of
 from tensigma.planning.patterns import select
 from tensigma.planning.plans import Plan
@@ -34,7 +35,7 @@ def plan(
     *,
     budget: Budget | None = None,
     ranks: RankRule | None = None,
-    method: str = "auto",
+    method: str | Method = "auto",
     norm: str = "centred",
     layers: str | Sequence[str] = "all",
     skip: str | Sequence[str] | None = None,
@@ -57,7 +58,8 @@ def plan(
             Exactly one of the two.
         method: ``"auto"``, ``"tucker2"``, ``"cp"``, ``"cp-joint"``, ``"deflation"`` or ``"svd"``. ``"auto"`` is
             the best format for each layer under a budget, and Tucker-2 for kernels larger than one tap with ranks by
-            a rule. Pointwise and Linear layers take SVD whatever the method.
+            a rule. Pointwise and Linear layers take SVD whatever the method. An instance of
+            :class:`~tensigma.planning.methods.Method` is one that has no name here.
         norm: ``"centred"``, ``"sigma"``, ``"frobenius"``, ``"fisher"`` or ``"activation"``.
         layers: ``"all"``, ``"spatial"`` (kernels larger than one tap), or names and patterns.
         skip: Names and patterns of layers to leave dense. None means the first convolution, ``()`` means none.
@@ -132,8 +134,10 @@ def plan(
     report = reporter(progress)
     allocation = Allocation(drafts, n_params=n_params, report=report)
     if isinstance(budget, Drop):
-        judge = Judge(model, data, measure=budget.measure, input=input)
-        return smallest_plan(allocation, budget, build=Builder(model, stats), judge=judge, report=report)
+        judge = Judge(model, data, measure=budget.measure, losable=budget.share, input=input)
+        name = getattr(data, "name", None)
+        builder = Builder(model, stats)
+        return smallest_plan(allocation, budget, build=builder, judge=judge, searched_on=name, report=report)
     assert isinstance(budget, CostBudget)
     return allocation.plan(budget, progress=progress)
 
@@ -199,7 +203,10 @@ def _draft(layer: Layer, wish: Wish, sieve: _Sieve, stats: Calibration | None, w
     return Candidate(
         name=layer.name,
         geometry=geometry,
-        kernels=kernels_of(layer.module),
+        # Spectra and curves of half-precision weights are computed in single precision.
+        kernels=tuple(
+            kernel.to(torch.promote_types(kernel.dtype, torch.float32)) for kernel in kernels_of(layer.module)
+        ),
         method=method,
         norm=wish.norm,
         stats=own,

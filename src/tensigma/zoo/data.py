@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from tensigma.zoo.options import DataOptions
 from tensigma.zoo.select import choose, share
 from tensigma.zoo.sources import Arrays, Source, open_cifar10, open_cifar100, open_digits, open_folder, open_npz
 from tensigma.zoo.spec import Spec, call_factory, literal, unknown_scheme
+
+logger = logging.getLogger(__name__)
 
 
 def load_data(
@@ -95,7 +98,17 @@ def _adjusted(view: View, options: DataOptions) -> View:
 def _open_folder(spec: Spec, options: DataOptions) -> tuple[Source, View, DataOptions]:
     size = options.size or 224
     view = View(scale=255, size=size, resize=round(size * 256 / 224), mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    return open_folder(Path(spec.target).expanduser()), view, options
+    source = open_folder(Path(spec.target).expanduser())
+    if options.size is None and options.resize is None:
+        sides = source.first_size()
+        # A network for small images would run on large ones without complaint, and its statistics would be of these.
+        if sides is not None and 2 * min(sides) <= size:
+            wide, high = sides
+            logger.warning(
+                "%s: images of %d×%d are enlarged to %d×%d; add ?size=%d to keep their size",
+                *(spec, wide, high, size, size, min(sides)),
+            )
+    return source, view, options
 
 
 def _open_npz(spec: Spec, options: DataOptions) -> tuple[Source, View, DataOptions]:

@@ -66,6 +66,16 @@ class Folder:
     def __len__(self) -> int:
         return len(self.files)
 
+    def first_size(self) -> tuple[int, int] | None:
+        """Width and height of the first file, from its header; None where it cannot be read."""
+        image_module = require("PIL.Image", "vision", "reading image files")
+        try:
+            with image_module.open(self.files[0]) as opened:
+                wide, high = opened.size
+                return int(wide), int(high)
+        except (OSError, SyntaxError, ValueError, image_module.DecompressionBombError):
+            return None
+
     def read(self, indices: Sequence[int], view: View) -> tuple[Tensor, dict[int, str]]:
         image_module = require("PIL.Image", "vision", "reading image files")
         images, failures = [], {}
