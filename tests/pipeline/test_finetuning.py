@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
 import tensigma as ts
 from support_nets import batches, small_net
@@ -355,6 +355,44 @@ def test_held_out_samples_are_never_trained_on(kind: str, share: float, seed: in
         assert sorted(seen + held) == list(range(20))
     assert (passes[0] != passes[1]) == (kind == "shuffled")
     assert torch.cat([x.flatten() for x, _ in validation]).tolist() == held
+
+
+class Halving(DataLoader[Any]):
+    """A loader that changes batches on their way."""
+
+    def __iter__(self) -> Any:
+        return ((x / 2,) for (x,) in super().__iter__())
+
+
+def test_a_loader_of_its_own_class_keeps_what_it_does() -> None:
+    samples = torch.arange(20.0)
+    training, validation = hold_out(Halving(TensorDataset(samples), 6), None, share=0.2, seed=0)
+    came = torch.cat([x for x, _ in (*training, *validation)])
+    assert sorted(came.tolist()) == (samples / 2).tolist()
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        RandomSampler(range(100), replacement=True),
+        RandomSampler(range(100), num_samples=40),
+        RandomSampler(range(100), num_samples=300),
+        RandomSampler(range(60)),
+    ],
+    ids=["replacement", "fewer", "more", "part"],
+)
+def test_a_sampler_that_draws_otherwise_is_not_replaced_by_a_shuffle(sampler: Any) -> None:
+    loader = DataLoader(TensorDataset(torch.arange(100.0)), 10, sampler=sampler)
+    training, validation = hold_out(loader, None, share=0.2, seed=0)
+    assert sum(len(x) for x, _ in validation) == len(sampler) // 5
+    with pytest.raises(InputError, match="another order"):
+        list(training)
+
+
+def test_a_sampler_of_the_first_samples_gives_no_others() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(100.0)), 10, sampler=SequentialSampler(range(30)))
+    training, validation = hold_out(loader, None, share=0.2, seed=0)
+    assert sorted(torch.cat([x for x, _ in (*training, *validation)]).tolist()) == list(range(30))
 
 
 def test_mixing_keeps_pairs_and_sizes() -> None:

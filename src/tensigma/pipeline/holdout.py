@@ -46,7 +46,7 @@ class Pairs:
 def hold_out(batches: Any, key: str | int | None, *, share: float, seed: int) -> tuple[Iterable[Pair], Iterable[Pair]]:
     """Training and validation samples of ``batches``: of every ``1 / share`` in a row, a random one is held out.
 
-    The samples of a DataLoader are told apart by their place in its data set, so that it may shuffle; those of
+    The samples of a plain DataLoader are told apart by their place in its data set, so that it may shuffle; those of
     anything else by their place in the pass, which must not change.
 
     >>> training, validation = hold_out([torch.arange(6.0), torch.arange(6.0, 10)], None, share=0.2, seed=0)
@@ -120,7 +120,7 @@ class _Split:
         if self._seen not in (None, digest.hexdigest()):
             raise InputError(
                 "batches came in another order, or changed, between two passes, so no part of them can be held out for"
-                " validation; give validation= of its own, or a DataLoader over a data set with __getitem__"
+                " validation; give validation= of its own, or a plain DataLoader over a data set with __getitem__"
             )
         self._seen = digest.hexdigest()
 
@@ -141,9 +141,13 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _is_plain(loader: DataLoader[Any]) -> bool:
-    """Whether a loader can be built again over a part of its data set."""
-    ordinary = type(loader.sampler) in (RandomSampler, SequentialSampler) and loader.batch_size is not None
-    return ordinary and not isinstance(loader.dataset, IterableDataset)
+    """Whether a loader can be built again over a part of its data set, and gives the same there."""
+    # A class of its own may change batches on their way, which a loader built anew would not.
+    if type(loader) is not DataLoader or loader.batch_size is None or isinstance(loader.dataset, IterableDataset):
+        return False
+    sampler: Any = loader.sampler
+    each_once = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
+    return each_once and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
 
 
 def _subset(loader: DataLoader[Any], indices: list[int], *, validation: bool = False) -> DataLoader[Any]:
