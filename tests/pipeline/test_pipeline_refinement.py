@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from support_nets import batches, small_net
 from tensigma.errors import InputError
 from tensigma.pipeline import RefinementProgress
 from tensigma.pipeline.batchnorm import reestimate_bn_
+from tensigma.pipeline.likeness import Likeness
 from tensigma.pipeline.refinement import Refine, blocks_around, refine_
 
 
@@ -138,6 +140,118 @@ def test_a_model_that_would_get_worse_stays_as_it_was(rate: float, caplog: pytes
     assert not facts["kept"]
     assert "kept as it was" in caplog.text
     assert all(torch.equal(before[key], value) for key, value in small.state_dict().items())
+
+
+def single_output(seed: int = 0) -> tuple[nn.Sequential, nn.Sequential]:
+    """A network with one number for an answer, and another that is near to it."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
+    small = copy.deepcopy(model)
+    with torch.no_grad():
+        small[2].weight.mul_(0.8)
+    return model, small
+
+
+@pytest.mark.parametrize("sizes", [[1] * 20, [19, 1]], ids=["one by one", "one left over"])
+def test_one_sample_of_one_number_is_refined_on(sizes: list[int]) -> None:
+    model, small = single_output()
+    data = list(torch.randn(20, 6).split(sizes))
+    facts = refine_(small, model, data, Refine(passes=100, learning_rate=0.02), blocks=["0"])
+    assert facts["kept"]
+    assert facts["loss_after"] < 0.9 * facts["loss_before"]
+    assert facts["skipped"] == 0
+
+
+def test_a_batch_that_hardly_varies_does_not_outweigh_the_others() -> None:
+    model, small = single_output()
+    x = torch.randn(32, 6)
+    with torch.no_grad():
+        error2 = (small(x[:1]) - model(x[:1])).square().item()
+        variance = model(x).var(correction=0).item()
+    assert Likeness(small, model, [], [x]).value(x[[0, 0]]) == pytest.approx(10 * error2 / variance)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ordinary_batches_are_judged_by_their_own_variance(seed: int) -> None:
+    model, small = single_output(seed)
+    x = torch.randn(64, 6)
+    wanted, given = model(x).detach(), small(x).detach()
+    assert Likeness(small, model, [], list(x.split(16))).value(x) == float(
+        (given - wanted).square().mean() / wanted.var()
+    )
+
+
+class Shuffled:
+    """Samples in a new order in every pass."""
+
+    def __init__(self, samples: Tensor) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Any:
+        return iter(self.samples[torch.randperm(len(self.samples))].split(50))
+
+
+def test_before_and_after_are_measured_on_the_same_samples() -> None:
+    model, small = single_output()
+    data = Shuffled(torch.randn(4_000, 6) * torch.rand(4_000, 1) * 3)
+    # Steps of nothing: whatever changes is the measurement.
+    facts = refine_(small, model, data, Refine(passes=1_000, learning_rate=1e-30), blocks=[])
+    assert facts["loss_after"] == facts["loss_before"]
+    assert not facts["kept"]
+
+
+def test_samples_that_are_no_numbers_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    model, small = single_output()
+    good, bad = torch.randn(20, 6), torch.full((4, 6), float("nan"))
+    facts = refine_(small, model, [good, bad], Refine(passes=240, learning_rate=0.01), blocks=["0"])
+    assert facts["kept"]
+    assert facts["skipped"] == 40
+    assert "40 of 240 samples" in caplog.text
+    assert all(parameter.isfinite().all() for parameter in small.parameters())
+
+
+def test_where_nothing_can_be_measured_the_report_is_still_plain_data() -> None:
+    model, small = single_output()
+    former = copy.deepcopy(small.state_dict())
+    facts = refine_(small, model, [torch.full((4, 6), float("nan"))], Refine(passes=8), blocks=["0"])
+    assert (facts["loss_before"], facts["loss_after"], facts["kept"]) == (None, None, False)
+    json.dumps(facts, allow_nan=False)
+    assert all(torch.equal(former[key], value) for key, value in small.state_dict().items())
+
+
+def test_frozen_parameters_are_not_refined() -> None:
+    data = [torch.randn(20, 6)]
+    for frozen, trained in ((["0"], ["2"]), (["0", "2"], ["0", "2"])):
+        model, small = single_output()
+        for name in frozen:
+            small.get_submodule(name).requires_grad_(False)
+        former = copy.deepcopy(small)
+        refine_(small, model, data, Refine(passes=60, learning_rate=0.01), blocks=[])
+        changed = [
+            name
+            for name in ("0", "2")
+            if not torch.equal(small.get_submodule(name).weight, former.get_submodule(name).weight)  # type: ignore[arg-type]
+        ]
+        # A model frozen as a whole was meant to be run, not to be kept from refinement.
+        assert changed == trained
+        assert [p.requires_grad for p in small.parameters()] == [p.requires_grad for p in former.parameters()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_refined(dtype: torch.dtype) -> None:
+    model, small = (each.to(dtype) for each in single_output())
+    x = torch.randn(40, 6)
+    before = distance_of(small, model, x)
+    facts = refine_(small, model, [x.to(dtype)], Refine(passes=2_000, learning_rate=0.01), blocks=["0"])
+    assert facts["kept"]
+    assert {parameter.dtype for parameter in (*small.parameters(), *model.parameters())} == {dtype}
+    assert distance_of(small, model, x) < 0.5 * before
+
+
+def distance_of(small: nn.Module, model: nn.Module, x: Tensor) -> float:
+    with torch.no_grad():
+        one, other = (copy.deepcopy(each).float()(x) for each in (small, model))
+    return float((one - other).norm())
 
 
 @pytest.mark.parametrize("bad", [0, -5, 2.5, True])

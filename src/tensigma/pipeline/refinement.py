@@ -10,23 +10,24 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from tensigma.calibration.batches import input_of, iterate
 from tensigma.calibration.guard import borrowed, device_of, kept_rng
 from tensigma.errors import InputError
+from tensigma.pipeline.likeness import Likeness
 
 logger = logging.getLogger(__name__)
 
 #: Samples on which the loss is measured before and after.
 _PROBE = 1_000
+#: Steps of an optimiser are too small for these, and their gradients too large.
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,21 +93,33 @@ def refine_(
 ) -> dict[str, Any]:
     """Train the parameters of ``small`` in place until ``settings.passes`` samples have gone through; gives the facts.
 
-    Both models run in evaluation mode: statistics of BatchNorm stay, its scales and shifts are trained. ``blocks`` are
-    names of modules, in both models, whose outputs are compared. The loss on the first samples of the data, as they
-    are, is measured before and after: where it did not fall, ``small`` stays as it was.
+    Both models run in evaluation mode: statistics of BatchNorm stay, its scales and shifts are trained. Parameters that
+    require no gradient stay too, unless none does, as in a model that was only meant to be run. ``blocks`` are names of
+    modules, in both models, whose outputs are compared. The loss on the first samples of the data, as they are, is
+    measured before and after: where it did not fall, ``small`` stays as it was. A step whose loss or gradient is not
+    finite is left out. Models in half precision are refined in single precision and rounded afterwards.
     """
+    if any(parameter.dtype in _HALVES for parameter in small.parameters()):
+        single, reference = (copy.deepcopy(model).float() for model in (small, original))
+        facts = refine_(single, reference, batches, settings, blocks=blocks, input=input, progress=progress)
+        small.load_state_dict(single.state_dict())
+        return facts
     report = _reporter(progress)
     former = copy.deepcopy(small.state_dict())
     start = time.perf_counter()
-    loss_of = _Loss(small, original, blocks, settings)
     with borrowed(small), borrowed(original), kept_rng():
-        before = loss_of.mean(_rounds(batches, min(_PROBE, settings.passes), input, device_of(small)))
-        parameters = list(small.parameters())
-        for parameter in parameters:
-            parameter.requires_grad_(True)
+        # Kept, because data that is shuffled would give others the second time.
+        probe = list(_rounds(batches, min(_PROBE, settings.passes), input, device_of(small)))
+        loss_of = Likeness(small, original, blocks, probe, temperature=settings.temperature, features=settings.features)
+        losses = [loss_of.value(x) for x in probe]
+        judged = [x for x, loss in zip(probe, losses, strict=True) if math.isfinite(loss)]
+        before = _mean([loss for loss in losses if math.isfinite(loss)], judged)
+        frozen = not any(parameter.requires_grad for parameter in small.parameters())
+        parameters = [
+            parameter.requires_grad_() for parameter in small.parameters() if frozen or parameter.requires_grad
+        ]
         optimizer = torch.optim.Adam(parameters, settings.learning_rate)
-        done = 0
+        done = skipped = 0
         for x in _rounds(batches, settings.passes, input, device_of(small)):
             if settings.augment is not None:
                 x = settings.augment(x)
@@ -116,8 +129,11 @@ def refine_(
             loss = loss_of(x)
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(parameters, settings.clip)
-            optimizer.step()
+            length = nn.utils.clip_grad_norm_(parameters, settings.clip)
+            if math.isfinite(loss.item()) and math.isfinite(length.item()):
+                optimizer.step()
+            else:
+                skipped += len(x)
             done += len(x)
             report(
                 RefinementProgress(
@@ -125,18 +141,21 @@ def refine_(
                 )
             )
         optimizer.zero_grad()
-        after = loss_of.mean(_rounds(batches, min(_PROBE, settings.passes), input, device_of(small)))
+        after = _mean([loss_of.value(x) for x in judged], judged)
     kept = after < before  # false for a loss that is no longer a number, too
     if not kept:
         small.load_state_dict(former)
         logger.warning("refinement: the loss went from %.3g to %.3g, so the model is kept as it was", before, after)
+    if skipped:
+        logger.warning("refinement: %d of %d samples gave no finite loss or gradient", skipped, done)
     facts = {key: value for key, value in asdict(settings).items() if key != "augment"}
     return {
         **facts,
         "augmented": settings.augment is not None,
-        "loss_before": before,
+        "loss_before": before if math.isfinite(before) else None,
         "loss_after": after if math.isfinite(after) else None,
         "kept": kept,
+        "skipped": skipped,
         "seconds": time.perf_counter() - start,
     }
 
@@ -164,7 +183,7 @@ def _rounds(batches: Any, passes: int, key: str | int | None, device: torch.devi
         for index, batch in enumerate(iterate(batches)):
             x = input_of(batch, key, index)[: passes - done]
             if len(x):
-                yield x if device is None else x.to(device)
+                yield x.to(device or x.device, torch.float32 if x.dtype in _HALVES else x.dtype)
                 done += len(x)
             if done == passes:
                 return
@@ -172,72 +191,10 @@ def _rounds(batches: Any, passes: int, key: str | int | None, device: torch.devi
             raise InputError("no batches: the iterable given as data is empty")
 
 
-class _Loss:
-    """How far the small model is from the original on a batch."""
-
-    def __init__(self, small: nn.Module, original: nn.Module, blocks: list[str], settings: Refine) -> None:
-        self._small, self._original, self._settings = small, original, settings
-        self._blocks = blocks if settings.features else []
-
-    def __call__(self, x: Tensor) -> Tensor:
-        with torch.no_grad(), _outputs(self._original, self._blocks) as wanted:
-            target = _tensors(self._original(x))
-        with _outputs(self._small, list(wanted)) as given:
-            answers = zip(_tensors(self._small(x)), target, strict=True)
-            loss = torch.stack([_distance(y, t, self._settings.temperature) for y, t in answers]).sum()
-        for name in wanted:
-            loss = loss + self._settings.features / len(wanted) * _relative(given[name], wanted[name])
-        return loss
-
-    def mean(self, inputs: Iterator[Tensor]) -> float:
-        """The same over many batches, without gradients."""
-        total, samples = 0.0, 0
-        with torch.no_grad():
-            for x in inputs:
-                total, samples = total + self(x).item() * len(x), samples + len(x)
-        return total / samples
-
-
-@contextmanager
-def _outputs(model: nn.Module, names: list[str]) -> Iterator[dict[str, Tensor]]:
-    """The outputs of these modules in the calls inside, where they are tensors."""
-    found: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and output.is_floating_point():
-                found[name] = output
-
-        return hook
-
-    with ExitStack() as stack:
-        for name in names:
-            stack.callback(model.get_submodule(name).register_forward_hook(keep(name)).remove)
-        yield found
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    """All tensors with a gradient to speak of in the answer of a model."""
-    if isinstance(output, Tensor):
-        return [output] if output.is_floating_point() else []
-    if isinstance(output, Mapping):
-        output = list(output.values())
-    if isinstance(output, tuple | list):
-        return [tensor for item in output for tensor in _tensors(item)]
-    return []
-
-
-def _distance(given: Tensor, wanted: Tensor, temperature: float) -> Tensor:
-    """Divergence of class probabilities for scores of (batch, classes), squared relative error for anything else."""
-    if wanted.dim() == 2 and wanted.shape[1] > 1:
-        own, other = ((scores / temperature).log_softmax(1) for scores in (given, wanted))
-        # T² keeps gradients at the scale they have at T = 1.
-        return functional.kl_div(own, other, reduction="batchmean", log_target=True) * temperature**2
-    return _relative(given, wanted)
-
-
-def _relative(given: Tensor, wanted: Tensor) -> Tensor:
-    return (given - wanted).square().mean() / wanted.var().clamp_min(torch.finfo(wanted.dtype).tiny)
+def _mean(losses: list[float], batches: list[Tensor]) -> float:
+    """Over samples; not a number where there are none."""
+    samples = sum(map(len, batches))
+    return sum(loss * len(x) for loss, x in zip(losses, batches, strict=True)) / samples if samples else math.nan
 
 
 def _reporter(progress: bool | Callable[[Any], None]) -> Callable[[RefinementProgress], None]:
