@@ -81,6 +81,19 @@ def load(folder: str | os.PathLike[str], model: nn.Module, *, dense: bool = Fals
 
     With ``dense=True`` every compressed layer becomes one plain layer again, with the kernel that its factors stand
     for: the same function at the size of the original, for comparison. Mode and device are those of ``model``.
+
+    >>> import tempfile
+    >>> import tensigma as ts
+    >>> model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    >>> small, _ = ts.compress(model, ts.plan(model, ranks=ts.Ranks({"0": 8}), norm="frobenius"))
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     ts.save(small, f"{place}/small")
+    ...     again, whole = (ts.load(f"{place}/small", model, dense=dense) for dense in (False, True))
+    >>> again[0], whole[0]
+    (Sequential(
+      (reduce): Linear(in_features=64, out_features=8, bias=False)
+      (expand): Linear(in_features=8, out_features=64, bias=True)
+    ), Linear(in_features=64, out_features=64, bias=True))
     """
     place = Path(folder)
     manifest = _manifest(place)

@@ -35,7 +35,22 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """A file, and how far what it computes is from the model."""
+    """A file, and how far what it computes is from the model.
+
+    >>> found = Exported(
+    ...     path=Path("small.onnx"),
+    ...     format="onnx",
+    ...     bytes=5000,
+    ...     opset=20,
+    ...     dynamic_batch=True,
+    ...     batches=(1, 3),
+    ...     max_difference=2e-6,
+    ...     largest_output=4.0,
+    ...     tolerance=1e-4,
+    ... )
+    >>> found.max_difference <= found.tolerance * found.largest_output, found.to_json()["path"]
+    (True, 'small.onnx')
+    """
 
     path: Path
     format: ExportFormat

@@ -52,6 +52,15 @@ class Report:
     """Rows per layer, and totals of the whole model, layers that nobody touched included.
 
     ``str(report)`` is a table; :meth:`to_json` gives plain data from which :meth:`from_json` makes an equal report.
+
+    >>> import torch
+    >>> import tensigma as ts
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    >>> _, report = ts.compress(model, ts.plan(model, ranks=ts.Ranks({"0": 8}), norm="frobenius"))
+    >>> [layer.name for layer in report.compressed], report["0"].method, report["0"].ranks, report["2"].reason
+    (['0'], 'svd', (8,), 'no ranks are given for it')
+    >>> report.before.params, report.after.params, round(report.rate, 2)
+    (4810, 1738, 2.77)
     """
 
     layers: tuple[LayerReport, ...]

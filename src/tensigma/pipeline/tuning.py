@@ -56,6 +56,14 @@ class FineTuning:
     """The history of all learning rates, and which epoch of which of them was kept.
 
     ``str(tuning)`` is a table; :meth:`to_json` gives plain data from which :meth:`from_json` makes an equal object.
+
+    >>> import torch
+    >>> import tensigma as ts
+    >>> model, teacher = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    >>> batches = [torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(5)]
+    >>> tuned, history = ts.finetune(model, batches, teacher=teacher, epochs=2, learning_rates=(0.1, 0.01))
+    >>> history.measure, [len(rate.epochs) for rate in history.rates], history.best.key >= history.start.key
+    ('agreement', [2, 2], True)
     """
 
     #: What the score is: "top1", the share of labels hit, or "agreement" with the teacher.

@@ -37,6 +37,16 @@ def write_report(
         evaluation: What :func:`tensigma.evaluate` found, for accuracy, agreement and latency.
         comparison: Other compressions of the same model to show beside this one.
         title: The headline; by default the name of the model, where the report notes one.
+
+    >>> import tempfile
+    >>> import torch
+    >>> import tensigma as ts
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    >>> _, report = ts.compress(model, ts.plan(model, ranks=ts.Ranks({"0": 8}), norm="frobenius"))
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     ts.write_report(report, f"{place}/report.html", title="A small network")
+    ...     "A small network" in Path(f"{place}/report.html").read_text(encoding="utf-8")
+    True
     """
     page = render_report(report, evaluation=evaluation, comparison=comparison, title=title)
     with whole_file(Path(path)) as partial:
