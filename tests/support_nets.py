@@ -49,3 +49,31 @@ def batches(count: int = 3, size: int = 8, pixels: int = 10, seed: int = 0) -> l
     noise = torch.randn(count * size, 3, pixels + 2, pixels + 2, generator=generator)
     images = functional.avg_pool2d(noise, 3, stride=1) * 3 + 0.5
     return list(images.split(size))
+
+
+class ReusingNet(nn.Module):
+    """Layers that are called several times: at one size, at two, on tokens, and a transposed one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.again = nn.Conv2d(16, 16, 3, padding=1)
+        self.scales = nn.Conv2d(16, 16, 3, padding=1)
+        self.up = nn.ConvTranspose2d(16, 16, 2, stride=2)
+        self.tokens = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for _ in range(4):
+            x = x + functional.relu(self.again(x))
+        x = self.scales(x) + self.up(self.scales(functional.avg_pool2d(x, 2)))
+        x = self.up(functional.avg_pool2d(x, 2))
+        rows = x.flatten(2).mT
+        return self.head(self.tokens(functional.relu(self.tokens(rows))).mean(1))
+
+
+def reusing_net(seed: int = 0) -> ReusingNet:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return ReusingNet().eval()

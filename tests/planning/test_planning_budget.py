@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ import torch
 from torch import nn
 
 import tensigma as ts
-from support_nets import batches, small_net
+from support_nets import batches, reusing_net, small_net
 from tensigma.errors import InputError
 from tensigma.layers import Cost, Geometry
 from tensigma.linalg import CP, Metric
+from tensigma.pipeline.counting import count_macs
 from tensigma.planning import methods, norm_of
 from tensigma.planning.curves import Option, pareto
 from tensigma.planning.front import Front
@@ -47,6 +49,22 @@ def test_macs_stay_within_the_budget(stats: ts.Calibration, method: str) -> None
     plan = ts.plan(small_net(), stats, budget=ts.Macs(0.6), method=method, skip=())
     assert 0.4 * plan.before.macs <= plan.after.macs <= 0.6 * plan.before.macs
     assert all(entry.after.macs < entry.before.macs for entry in plan.compressed)
+
+
+@pytest.mark.parametrize("method", ["svd", "tucker2"])
+def test_layers_count_as_often_as_they_are_called(method: str, tmp_path: Path) -> None:
+    net, data = reusing_net(), batches(2, pixels=8)
+    stats = ts.calibrate(net, data)
+    plan = ts.plan(net, stats, budget=ts.Macs(0.6), method=method)
+    small, report = ts.compress(net, plan, stats, sequential=False)
+    before, after = (count_macs(model, data[0][:1]) for model in (net, small))
+    assert (report.before.macs, report.after.macs) == (before, after)
+    assert 0.4 * before <= after <= 0.6 * before
+    plan.save(tmp_path / "plan.json")
+    assert ts.Plan.load(tmp_path / "plan.json").after == plan.after
+    # Sizes of a sample that was not calibrated with are mixed by what they cost.
+    mixed = ts.plan(net, stats.merge(ts.calibrate(net, batches(2, pixels=4))), budget=ts.Macs(1.0))
+    assert mixed.before.macs == pytest.approx((before + count_macs(net, batches(1, pixels=4)[0][:1])) / 2)
 
 
 def test_more_budget_never_means_more_loss(stats: ts.Calibration) -> None:

@@ -15,8 +15,10 @@ from torch import nn
 
 import tensigma as ts
 from cases import GEOMETRIES, LayerCase
+from support_nets import batches, reusing_net
 from tensigma.errors import InputError
 from tensigma.layers import Geometry
+from tensigma.pipeline.counting import count_macs
 from tensigma.planning import timetable
 from tensigma.planning.allocation import Allocation
 from tensigma.planning.graph import onnx_graph
@@ -85,6 +87,17 @@ def test_time_stays_within_the_budget(
     assert (plan.notes["latency"]["runtime"], plan.notes["latency"]["batch"]) == ("eager", 4)
     plan.save(tmp_path / "plan.json")
     assert ts.Plan.load(tmp_path / "plan.json").notes == plan.notes
+
+
+def test_layers_take_as_long_as_all_their_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    FakeClock(monkeypatch)
+    net, data = reusing_net(), batches(1, pixels=8)
+    stats = ts.calibrate(net, data)
+    plan = ts.plan(net, stats, budget=ts.Latency(0.8, runtime="eager", cache=tmp_path), method="svd")
+    assert plan.compressed
+    small, _ = ts.compress(net, plan, stats, sequential=False)
+    seconds = [count_macs(model, data[0][:1]) * 1e-9 for model in (net, small)]
+    assert plan.notes["latency"]["seconds"] == pytest.approx(seconds)
 
 
 def test_ranks_are_whole_blocks(front: Allocation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ def entry(
         reason=reason,
         error=error,
         input_size=layer.input_size,
+        calls=layer.calls,
         options={key: value for key, value in layer.options.items() if key in (method or layer.method).options},
     )
 

@@ -28,6 +28,8 @@ class Candidate:
     stats: LayerStats | None = field(repr=False)
     #: Spatial size of one input, or None where nobody has seen one.
     input_size: tuple[int, ...] | None = None
+    #: How often a sample passes through the layer at that size.
+    calls: float = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
     #: The methods among which a budget may choose.
     choices: tuple[Method, ...] = ()
@@ -46,16 +48,39 @@ class Candidate:
 
     def cost(self, ranks: RankTuple | None) -> Cost:
         """What the layer costs with these ranks (None: dense); MACs are 0 where its input size is not known."""
-        return layer_cost(
-            self.geometry, None if ranks is None else self.method.format(ranks), self.input_size, self.norm
-        )
+        return self.cost_in(None if ranks is None else self.method.format(ranks))
+
+    def cost_in(self, format: Format | None) -> Cost:
+        """The same for a format of any method."""
+        return layer_cost(self.geometry, format, self.input_size, self.norm, self.calls)
 
 
-def layer_cost(geometry: Geometry, format: Format | None, input_size: tuple[int, ...] | None, norm: Norm) -> Cost:
+def calls_of(geometry: Geometry, stats: LayerStats, input_size: tuple[int, ...]) -> float:
+    """How often a sample passes through a layer: more than once where the model reuses it.
+
+    A pass at another size than ``input_size`` counts by its positions, so that multiply-adds are those of all passes.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> twice = LayerStats.from_rows(torch.ones(2 * 3 * 16, 9), samples=3)
+    >>> calls_of(Geometry.of(nn.Conv2d(1, 1, 3, padding=1)), twice, (4, 4))
+    2.0
+    """
+    once = geometry.macs_from(input_size)
+    # Rows that were put together without a model know of no samples.
+    if stats.count == stats.samples or not once:
+        return 1.0
+    return stats.count * geometry.n_weights / (stats.samples * once)
+
+
+def layer_cost(
+    geometry: Geometry, format: Format | None, input_size: tuple[int, ...] | None, norm: Norm, calls: float = 1.0
+) -> Cost:
     """The cost of a layer in ``format`` (None: dense), with the bias that it gains under some norms."""
     bias = geometry.bias or (format is not None and norm.moves_bias)
     if input_size is not None:
-        return cost(format, geometry, input_size, bias=bias)
+        once = cost(format, geometry, input_size, bias=bias)
+        return Cost(once.params, round(calls * once.macs))
     # Parameters do not depend on the size; one that the kernel just fits into is safe to ask with.
     size = tuple(d * (k - 1) + 1 for d, k in zip(geometry.dilation, geometry.kernel_size, strict=True))
     return Cost(cost(format, geometry, size, bias=bias).params, 0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tensigma.layers import Cost
-from tensigma.planning.candidate import Candidate, layer_cost
+from tensigma.planning.candidate import Candidate
 from tensigma.planning.methods import Method, RankTuple
 from tensigma.planning.norms import energy_views
 
@@ -60,7 +60,7 @@ def curve(layer: Candidate) -> list[Option]:
         for points in zip(*curves, strict=True):
             ranks = points[0][0]
             lost = sum(share * error2 for share, (_, error2) in zip(shares, points, strict=True))
-            price = layer_cost(layer.geometry, method.format(ranks), layer.input_size, layer.norm)
+            price = layer.cost_in(method.format(ranks))
             if price.params < dense.params or price.macs < dense.macs:
                 error2 = lost / total if total > 0 else 0.0
                 options.append(Option(method, ranks, price, error2, weight=layer.weight))

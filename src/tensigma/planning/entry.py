@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -32,6 +33,8 @@ class Entry:
     error: float | None = None
     #: Spatial size of the layer's input, or None where nobody has seen one; MACs are then unknown.
     input_size: tuple[int, ...] | None = None
+    #: How often a sample passes through the layer at that size.
+    calls: float = 1.0
     #: Options of the solver, such as ``max_sweeps``.
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -71,7 +74,7 @@ class Entry:
     def _cost(self, format: Format | None) -> Cost:
         if self.geometry is None:
             return Cost(0, 0)
-        return layer_cost(self.geometry, format, self.input_size, self.norm)
+        return layer_cost(self.geometry, format, self.input_size, self.norm, self.calls)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data. Costs are written for readers; they are computed again when it is read back."""
@@ -83,6 +86,7 @@ class Entry:
             "error": self.error,
             "options": dict(self.options),
             "input_size": None if self.input_size is None else list(self.input_size),
+            "calls": self.calls,
             "geometry": None if self.geometry is None else asdict(self.geometry),
             "params": [self.before.params, self.after.params],
             "macs": None if self.input_size is None else [self.before.macs, self.after.macs],
@@ -91,6 +95,7 @@ class Entry:
     @classmethod
     def from_json(cls, name: str, data: Mapping[str, Any]) -> Entry:
         """The inverse of :meth:`to_json`; ranks may have been changed by hand, and are checked."""
+        _check_keys(name, data)
         try:
             geometry = None if data["geometry"] is None else _geometry(data["geometry"])
             norm = norm_of(data["norm"])
@@ -110,12 +115,25 @@ class Entry:
                 reason=reason,
                 error=data.get("error"),
                 input_size=None if data.get("input_size") is None else tuple(data["input_size"]),
+                calls=float(data.get("calls", 1.0)),
                 options=dict(data.get("options") or {}),
             )
         except KeyError as error:
             raise StoreError(f"layer {name!r}: the field {error.args[0]!r} is missing") from None
         except (TypeError, ValueError, AttributeError, StoreError) as error:
             raise StoreError(f"layer {name!r}: {error}") from None
+
+
+_KEYS = ("method", "ranks", "norm", "reason", "error", "options", "input_size", "calls", "geometry", "params", "macs")
+
+
+def _check_keys(name: str, data: Mapping[str, Any]) -> None:
+    """A key that nobody reads is a slip of the pen, which must not be passed over in silence."""
+    for key in data if isinstance(data, Mapping) else ():
+        if key not in _KEYS:
+            close = difflib.get_close_matches(key, _KEYS, n=1)
+            guess = f"did you mean {close[0]!r}? " if close else ""
+            raise StoreError(f"layer {name!r}: the key {key!r} is not known; {guess}({', '.join(_KEYS)})")
 
 
 def _geometry(data: Mapping[str, Any]) -> Geometry:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from operator import mul
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from tensigma.errors import InputError
 from tensigma.layers import Geometry
 from tensigma.planning.budget import CostBudget
-from tensigma.planning.candidate import Candidate, layer_cost
+from tensigma.planning.candidate import Candidate
 from tensigma.planning.curves import Measure, Option
 from tensigma.planning.entry import Entry
 from tensigma.planning.methods import Method, RankTuple
@@ -98,7 +99,8 @@ class Clock:
         before = [self._chain(entry, None) for entry in known]
         after = [self._chain(entry, entry.format) for entry in known]
         seconds = self.table.seconds([*before, *after])
-        return sum(seconds[: len(known)]), sum(seconds[len(known) :])
+        calls = [entry.calls for entry in known]
+        return sum(map(mul, calls, seconds)), sum(map(mul, calls, seconds[len(known) :]))
 
     def _price(self, layer: Candidate, options: Sequence[Option]) -> list[Option]:
         blocks = _in_blocks(layer, options)
@@ -109,13 +111,14 @@ class Clock:
         }
         # All of a shape in one go: times that are compared are measured in turns.
         self.table.seconds([dense, *(chain for path in chains.values() for chain in path)])
-        priced = [replace(options[0], seconds=self.table.seconds([dense])[0])]
+        priced = [replace(options[0], seconds=layer.calls * self.table.seconds([dense])[0])]
         for option in blocks:
             assert option.method is not None
             assert option.ranks is not None
             known = chains[option.method]
             macs = self._chain(layer, option.method.format(option.ranks)).macs
-            priced.append(replace(option, seconds=_between(macs, known, self.table.seconds(known))))
+            seconds = layer.calls * _between(macs, known, self.table.seconds(known))
+            priced.append(replace(option, seconds=seconds))
         return priced
 
     def _chain(self, layer: Candidate | Entry, format: Any) -> Chain:
@@ -146,7 +149,7 @@ def _in_blocks(layer: Candidate, options: Sequence[Option]) -> list[Option]:
         ranks = tuple(in_blocks(rank, most) for rank, most in zip(option.ranks, largest, strict=True))
         key = (option.method, ranks)
         if key not in best or option.error2 < best[key].error2:
-            price = layer_cost(layer.geometry, option.method.format(ranks), layer.input_size, layer.norm)
+            price = layer.cost_in(option.method.format(ranks))
             best[key] = replace(option, ranks=ranks, cost=price)
     return list(best.values())
 

@@ -14,7 +14,7 @@ from tensigma.errors import InputError
 from tensigma.layers import Geometry, Layer, find_layers, kernels_of
 from tensigma.planning.allocation import Allocation, entry
 from tensigma.planning.budget import Budget, CostBudget
-from tensigma.planning.candidate import Candidate
+from tensigma.planning.candidate import Candidate, calls_of
 from tensigma.planning.drop import Builder, Drop, smallest_plan
 from tensigma.planning.entry import Entry
 from tensigma.planning.heldout import Judge, SetAside
@@ -155,7 +155,7 @@ class _Sieve:
         names = [layer.name for layer in found]
         self.layers, self.default_skip = layers, skip is None
         self.wanted = set(names) if layers in ("all", "spatial") else select(layers, names, what="layers")
-        self.skipped = _first_convolution(found, stats) if skip is None else select(skip, names, what="skip")
+        self.skipped = first_convolution(found, stats) if skip is None else select(skip, names, what="skip")
 
     def why_not(self, layer: Layer, geometry: Geometry) -> str | None:
         if layer.name in self.skipped:
@@ -165,8 +165,8 @@ class _Sieve:
         return None
 
 
-def _first_convolution(found: Sequence[Layer], stats: Calibration | None) -> set[str]:
-    """In order of definition, among those that data reaches."""
+def first_convolution(found: Sequence[Layer], stats: Calibration | None = None) -> set[str]:
+    """The layer left dense by default: in order of definition, among those that data reaches."""
     for layer in found:
         if layer.geometry is not None and layer.geometry.kind != "linear" and (stats is None or layer.name in stats):
             return {layer.name}
@@ -189,14 +189,23 @@ def _draft(layer: Layer, wish: Wish, sieve: _Sieve, stats: Calibration | None, w
         return Entry(name=layer.name, geometry=None, method=None, norm=wish.norm, reason=layer.reason)
     method = method_of(wish.method, geometry)
     own = None if stats is None else stats.get(layer.name)
-    size = None
+    size, calls = None, 1.0
     if own is not None and own.input_shape:
         size = own.input_shape[:-1] if geometry.kind == "linear" else own.input_shape[1:]
+        calls = calls_of(geometry, own, size)
     reason = layer.reason or sieve.why_not(layer, geometry) or method.why_not(geometry, wish.norm)
     if reason is None and stats is not None and own is None:
         reason = "calibration never reached it"
     if reason is not None:
-        return Entry(name=layer.name, geometry=geometry, method=method, norm=wish.norm, reason=reason, input_size=size)
+        return Entry(
+            name=layer.name,
+            geometry=geometry,
+            method=method,
+            norm=wish.norm,
+            reason=reason,
+            input_size=size,
+            calls=calls,
+        )
     lacking = wish.norm.why_not(own)
     if lacking is not None:
         raise InputError(f"norm={wish.norm.name!r}, layer {layer.name!r}: {lacking}")
@@ -211,6 +220,7 @@ def _draft(layer: Layer, wish: Wish, sieve: _Sieve, stats: Calibration | None, w
         norm=wish.norm,
         stats=own,
         input_size=size,
+        calls=calls,
         options=wish.options,
         choices=choices_of(wish.method, geometry, wish.norm),
         weight=weight,
