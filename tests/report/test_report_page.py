@@ -201,6 +201,26 @@ def test_spectra_are_drawn_within_their_frame(report: Report):
     assert drawn[0].dot is None
     assert drawn[1].dot == (pictures.WIDTH / 2, pictures.HEIGHT * (1 - 0.125))
     assert "8 of 16 directions leave an error of 0.1 or less" in drawn[1].label
+    assert drawn[1].arrow is drawn[1].beyond is None
+
+
+def test_a_rank_beyond_a_spectrum_is_no_dot_at_its_edge(report: Report):
+    tucker = report.layers[1]
+    many = replace(tucker, name="many", method="cp", ranks=(46,))
+    full = replace(tucker, name="full", method="cp", ranks=(32,))
+    spectra = {name: {"rank": [0, 16, 32], "error": [1.0, 0.4, 0.0]} for name in ("many", "full")}
+    both = replace(report, layers=(many, full), spectra=spectra)
+    beyond, last = pictures.curves(both)
+    assert beyond.dot is None
+    assert beyond.arrow is not None
+    assert "rank 46 lies beyond the 32 shown" in beyond.label
+    assert last.dot == (pictures.WIDTH, pictures.HEIGHT * (1 - 0.125))
+    assert last.arrow is last.beyond is None
+    page = Elements(render_report(both))
+    assert "cp 46 (beyond the 32 shown)" in page.text
+    assert "cp 32 (" not in page.text
+    assert "An arrow instead" in page.text
+    assert "An arrow instead" not in render_report(replace(both, layers=(full,)))
 
 
 def test_a_lower_bound_is_promised_where_it_holds(report: Report):
@@ -245,7 +265,7 @@ def test_chart_keeps_to_its_frame():
             assert chart.top <= mark.y <= chart.height - chart.bottom
     ordered = [mark.y for mark in chart.series[0].marks]
     assert ordered == sorted(ordered)  # higher values are further up
-    assert chart.y_ticks[0].label == "0%"
+    assert chart.y_ticks[0].label == "0 %"
     assert chart.x_ticks
 
 

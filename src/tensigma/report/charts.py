@@ -51,7 +51,7 @@ class LineChart:
     reference: float | None
     width: int = 560
     height: int = 320
-    left: int = 56
+    left: int = 66
     right: int = 14
     top: int = 14
     bottom: int = 44
@@ -88,7 +88,7 @@ def line_chart(runs: Sequence[Run], original: float | None) -> LineChart | None:
         what=what,
         series=tuple(series),
         x_ticks=tuple(Tick(x(rate), f"{rate:g}×") for rate in _rates(low_x, high_x)),
-        y_ticks=tuple(Tick(y(value), f"{value:.0%}") for value in _shares(low_y)),
+        y_ticks=tuple(Tick(y(value), f"{100 * value:.0f} %") for value in _shares(low_y)),
         reference=None if reference is None else y(reference),
     )
 

@@ -44,6 +44,10 @@ class Curve:
     line: str
     #: What the compression made of the layer; None where no point of this picture says it.
     dot: tuple[float, float] | None
+    #: Drawn at the right edge instead of a dot, as SVG writes it, where the rank is larger than all that is shown.
+    arrow: str | None
+    #: The same in words.
+    beyond: str | None
     #: In words.
     label: str
 
@@ -107,19 +111,30 @@ def _curve(layer: LayerReport, spectrum: dict[str, list[float]]) -> Curve:
         return round(WIDTH * rank / full, 1), round(HEIGHT * (1 - min(error, 1.0)), 1)
 
     points = " ".join("{},{}".format(*place(*point)) for point in zip(ranks, errors, strict=True))
-    # CP may have more terms than there are output directions, and then uses all of them.
-    rank, error = min((layer.ranks or (0,))[0], full), _own_error(layer)
+    rank, error = (layer.ranks or (0,))[0], _own_error(layer)
+    # CP may have more terms than there are output directions.
+    outside = rank > full
+    spot = None if not layer.ranks or error is None else place(min(rank, full), error)
     half = next((rank for rank, error in zip(ranks, errors, strict=True) if error <= 0.1), full)
     label = f"{layer.name}: {half:g} of {full:g} directions leave an error of 0.1 or less"
     if layer.ranks and error is not None:
         label += f"; {layer.method} {' × '.join(map(str, layer.ranks))} has {error:.3f}"
+    if outside:
+        label += f"; rank {rank} lies beyond the {full:g} shown"
     return Curve(
         layer=layer,
         area=f"0,{HEIGHT} {points} {WIDTH},{HEIGHT}",
         line=points,
-        dot=None if not layer.ranks or error is None else place(rank, error),
+        dot=None if outside else spot,
+        arrow=_arrow(*spot) if outside and spot else None,
+        beyond=f"beyond the {full:g} shown" if outside else None,
         label=label,
     )
+
+
+def _arrow(x: float, y: float) -> str:
+    """A triangle that points to the right, its tip a little past ``x``."""
+    return f"M{x - 5:g} {y - 4.5:g}L{x + 4:g} {y:g}L{x - 5:g} {y + 4.5:g}Z"
 
 
 def _own_error(layer: LayerReport) -> float | None:
