@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import nn
 import tensigma as ts
 from tensigma.pipeline import Report
 from tensigma.planning import Plan
+from tensigma.report import Run
 from tensigma.report.figure import Line, Panel
 from tensigma.report.results import Section, Table, write_results
 
@@ -41,6 +44,14 @@ SECTION = Section(
     printed=Table(columns=["α", "Σ"], rows=[["0.5", "67.9"]]),
     remark="As expected.",
 )
+RUNS = [
+    Run(
+        series=series, setting=f"vbmf={alpha}", rate=1 + alpha, params=123_456, macs=12_345_678, top1=0.9,
+        agreement=0.95, seconds=1.0,
+    )
+    for series in ("Frobenius", "Σ (paper)", "Tensigma default")
+    for alpha in (0.5, 0.7)
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +78,7 @@ def report() -> Report:
 
 @pytest.fixture(scope="module")
 def files(report: Report, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Pages with a command, without one, and without a front."""
+    """Pages with a command, without one, without a front, and with other ways of compressing beside this one."""
     folder = tmp_path_factory.mktemp("pages")
     notes = {"model": "zoo:m", "command": COMMAND}
     variants = {
@@ -77,8 +88,9 @@ def files(report: Report, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     }
     for name, each in variants.items():
         ts.write_report(each, folder / f"{name}.html")
+    ts.write_report(report, folder / "compared.html", comparison=RUNS)
     write_results([SECTION], folder / "results.html", title="Results", lead="One **experiment**.")
-    return {name: folder / f"{name}.html" for name in (*variants, "results")}
+    return {name: folder / f"{name}.html" for name in (*variants, "compared", "results")}
 
 
 @pytest.fixture
@@ -148,10 +160,10 @@ def test_shows_every_section(visit, report: Report):
 def test_tables_sort_by_mouse_and_by_keyboard(visit):
     page = visit()
     heads = page.locator(".sortable thead th")
-    after = heads.nth(5)
+    after = heads.nth(7)
 
     def values() -> list[int]:
-        return [int(text) for text in page.locator(".sortable tbody tr td:nth-child(6)").evaluate_all(
+        return [int(text) for text in page.locator(".sortable tbody tr td:nth-child(8)").evaluate_all(
             "cells => cells.map((cell) => cell.dataset.value)")]  # fmt: skip
 
     after.locator("button").click()
@@ -163,12 +175,12 @@ def test_tables_sort_by_mouse_and_by_keyboard(visit):
     assert values() == sorted(values(), reverse=True)
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Space")
-    assert heads.nth(4).get_attribute("aria-sort") == "ascending"
+    assert heads.nth(6).get_attribute("aria-sort") == "ascending"
     assert after.get_attribute("aria-sort") is None
     # Dense layers have no error and stay below, whichever way the others are sorted.
     for _ in range(2):
-        heads.nth(8).locator("button").click()
-        assert texts(page, ".sortable tbody tr td:nth-child(9)")[-1] == ""
+        heads.nth(4).locator("button").click()
+        assert texts(page, ".sortable tbody tr td:nth-child(5)")[-1] == ""
 
 
 def test_the_slider_moves_everything(visit, report: Report):
@@ -354,6 +366,127 @@ def test_fits_a_narrow_screen(visit, width: int):
     for selector in ("#budget", "#copy-plan", "#curve", ".card >> nth=0"):
         box = page.locator(selector).bounding_box()
         assert 0 <= box["x"] < box["x"] + box["width"] <= width
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_tables_on_a_phone_show_the_error_and_that_they_scroll(visit, scheme: str):
+    page = visit("compared", width=390, scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    for section, wanted in (
+        ("comparison", ["Way", "Rate", "Top-1"]),
+        ("layers", ["Layer", "Format", "Ranks", "Error"]),
+    ):
+        frame = page.locator(f".scroll[aria-labelledby={section}]")
+        right = edge(frame)
+        for name in wanted:
+            head = frame.get_by_role("columnheader", name=name, exact=True)
+            assert head.is_visible()
+            assert edge(head) <= right, name
+        assert frame.evaluate("node => node.scrollWidth > node.clientWidth")
+        # In shade is the side where there is more; the name of the row stays in sight.
+        row = frame.locator("tbody th").first
+        at_first, left = shade(page, frame), row.bounding_box()["x"]
+        frame.evaluate("node => node.scrollTo(10000, 0)")
+        assert at_first > shade(page, frame) + 10
+        assert row.bounding_box()["x"] == pytest.approx(left, abs=1)
+
+
+def edge(locator: Any) -> float:
+    box = locator.bounding_box()
+    return float(box["x"] + box["width"])
+
+
+def shade(page: Any, frame: Any) -> float:
+    """How far a spot at the right edge of a frame, beside its last line, is from the colour of its surface."""
+    frame.scroll_into_view_if_needed()
+    # What is written there is left out of the picture.
+    page.add_style_tag(content="table { opacity: 0; }")
+    box = frame.bounding_box()
+    spot = {"x": edge(frame) - 4, "y": box["y"] + box["height"] / 2, "width": 1, "height": 1}
+    shot = page.screenshot(clip=spot, type="png")
+    return float(
+        page.evaluate(
+            """async ([text, surface]) => {
+              const image = new Image();
+              image.src = `data:image/png;base64,${text}`;
+              await image.decode();
+              const canvas = document.createElement("canvas").getContext("2d");
+              canvas.drawImage(image, 0, 0);
+              const seen = canvas.getImageData(0, 0, 1, 1).data, plain = surface.match(/\\d+/g).map(Number);
+              return plain.slice(0, 3).reduce((sum, value, index) => sum + Math.abs(value - seen[index]), 0);
+            }""",
+            [base64.b64encode(shot).decode(), frame.evaluate("node => getComputedStyle(node).backgroundColor")],
+        )
+    )
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("measure", ["parameters", "multiply-adds"])
+def test_the_scale_of_the_slider_is_true(visit, report: Report, width: int, measure: str):
+    page = visit(width=width)
+    page.get_by_label(measure, exact=True).check()
+    assert report.front is not None
+    shares = report.front["measures"]["params" if measure == "parameters" else "macs"]["share"]
+    slider = page.locator("#budget").bounding_box()
+    marks = page.locator("#scale span")
+    found = {}
+    for mark in marks.all():
+        box = mark.bounding_box()
+        found[float(mark.get_attribute("data-share"))] = box["x"] + box["width"] / 2
+        assert 0 <= box["x"] < box["x"] + box["width"] <= width
+        assert number(mark.inner_text()) == pytest.approx(100 * float(mark.get_attribute("data-share")), abs=0.051)
+    assert {0.5, 1.0} <= set(found)
+    for share, x in found.items():
+        # Where the middle of the thumb would be, between the plans below and above.
+        place = sum(min(max((share - low) / (high - low), 0), 1) for low, high in pairwise(shares)) / (len(shares) - 1)
+        assert x == pytest.approx(slider["x"] + 9 + place * (slider["width"] - 18), abs=1)
+    boxes = sorted((mark.bounding_box() for mark in marks.all()), key=lambda box: box["x"])
+    assert all(first["x"] + first["width"] < second["x"] for first, second in pairwise(boxes))
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_few_layers_stand_in_the_middle(visit, report: Report, width: int):
+    page = visit(width=width)
+    frame = page.locator(".columns").first.bounding_box()
+    boxes = [box.bounding_box() for box in page.locator(".columns").first.locator("li").all()]
+    assert len(boxes) == len(report.layers)
+    before, after = (
+        boxes[0]["x"] - frame["x"],
+        edge(page.locator(".columns").first) - boxes[-1]["x"] - boxes[-1]["width"],
+    )
+    assert before == pytest.approx(after, abs=1)
+    # Each name stands below its own column.
+    for box, name in zip(boxes, page.locator(".names li").all(), strict=True):
+        below = name.bounding_box()
+        assert below["x"] + below["width"] / 2 == pytest.approx(box["x"] + box["width"] / 2, abs=1)
+
+
+def test_a_rank_beyond_the_axis_is_an_arrow(visit, report: Report):
+    page = visit()
+    beyond = [
+        layer
+        for layer in report.layers
+        if layer.ranks and layer.name in report.spectra and layer.ranks[0] > report.spectra[layer.name]["rank"][-1]
+    ]
+    assert beyond
+    assert page.locator(".spectra path.beyond").count() == len(beyond)
+    assert page.locator(".spectra circle").count() == len(report.compressed) - len(beyond)
+    for layer in beyond:
+        assert layer.ranks is not None
+        words = f"{layer.method} {layer.ranks[0]} (beyond the {report.spectra[layer.name]['rank'][-1]:g} shown)"
+        assert page.get_by_text(words).is_visible()
+
+
+def test_paper_has_no_advice_for_the_mouse(visit):
+    page = visit()
+    page.emulate_media(media="print")
+    assert page.get_by_text("Every point of the curve is a plan").is_visible()
+    for words in ("Move the budget", "Press a column", "Copy", "What may remain"):
+        assert not page.get_by_text(words).first.is_visible()
+    bare = visit("bare")
+    assert bare.locator("#explorer").is_visible()
+    bare.emulate_media(media="print")
+    assert not bare.locator("#explorer").is_visible()
 
 
 def test_controls_have_names_and_show_focus(visit):

@@ -67,9 +67,29 @@
     return `plan = ts.plan(model, stats, budget=ts.${kind}(${share})${norm})\nsmall, report = ts.compress(model, plan, stats)`;
   };
 
+  // The slider goes from plan to plan; a round share stands where it would be between its two neighbours.
+  const placeOf = (share) => {
+    const above = columns.share.findIndex((each) => each >= share - 1e-9);
+    if (above < 0 || (above === 0 && columns.share[0] > share + 1e-9)) return null;
+    if (above === 0) return 0;
+    const low = columns.share[above - 1], high = columns.share[above];
+    return (above - 1 + Math.min(1, (share - low) / (high - low))) / (columns.share.length - 1);
+  };
+  const drawScale = () => {
+    const scale = find("scale"), taken = [], room = 46 / Math.max(scale.clientWidth, 1);
+    scale.replaceChildren();
+    // The first come first; those that would touch one of them are left out.
+    for (const share of [1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.3, 0.7, 0.9, 0.4, 0.8, 0.6, 0.95, 0.85, 0.75, columns.share[0]]) {
+      const place = placeOf(share);
+      if (place === null || taken.some((other) => Math.abs(other - place) < room)) continue;
+      taken.push(place);
+      make(scale, "span", { "data-share": share }, percent(share)).style.setProperty("--at", place.toFixed(4));
+    }
+  };
+
   const draw = () => {
     const width = Math.max(280, svg.clientWidth || 640), height = 260;
-    const left = 44, right = 18, top = 26, bottom = 42;
+    const left = 44, right = 24, top = 26, bottom = 42;
     const highest = Math.max(...columns.error, 1e-9);
     const step = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1].find((each) => highest / each <= 5) || 1;
     const x = (share) => left + share * (width - left - right);
@@ -83,7 +103,7 @@
       make(svg, "text", { x: left - 8, y: y(error) + 4, "text-anchor": "end" }, String(Number(error.toFixed(3))));
     }
     for (let tick = 0; tick <= 1.001; tick += width > 500 ? 0.1 : 0.25) {
-      make(svg, "text", { x: x(tick), y: height - bottom + 18, "text-anchor": "middle" }, `${Math.round(100 * tick)}%`);
+      make(svg, "text", { x: x(tick), y: height - bottom + 18, "text-anchor": "middle" }, `${Math.round(100 * tick)} %`);
     }
     make(svg, "text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, `of the ${words[measure]} remain`);
     // A plan made for the other measure may lie above the front; the curve goes past it.
@@ -111,6 +131,7 @@
     const own = columns.chosen;
     slider.max = columns.share.length - 1;
     slider.value = at;
+    slider.style.setProperty("--at", at / Math.max(columns.share.length - 1, 1));
     slider.setAttribute("aria-valuetext", `${percent(columns.share[at])} of the ${words[measure]}${at === own ? ", this model" : ""}`);
     const params = columns.params[at], macs = columns.macs && columns.macs[at];
     const change = (now, before) => `${percent(now / before)} · ${(before / Math.max(now, 1)).toFixed(2)}×`;
@@ -129,8 +150,10 @@
       const dense = !ranks, chosen = columns.choices[own][index] === columns.choices[at][index];
       cells.row.className = `f-${method || "dense"}${dense ? " dense" : ""}${chosen ? "" : " moved"}`;
       cells.what.replaceChildren();
-      make(cells.what, "span", { class: "key" });
-      cells.what.append(dense ? " dense" : ` ${method} ${ranks.join(" × ")}`);
+      const format = make(cells.what, "span", { class: "format" });
+      make(format, "span", { class: "key" });
+      format.append(` ${method || "dense"}`);
+      if (!dense) cells.what.append(` ${ranks.join(" × ")}`);
       cells.size.textContent = size.toLocaleString("en");
       cells.sizeBar.style.width = `${(100 * size) / largest}%`;
       cells.error.textContent = dense ? "" : error.toFixed(4);
@@ -142,6 +165,7 @@
     find("chosen").disabled = at === own;
     status.textContent = "";
     find("by-hand").hidden = true;
+    drawScale();
     draw();
   };
 
@@ -188,4 +212,5 @@
   if (!data.command) find("copy-command").textContent = "Copy Python";
   show();
   new ResizeObserver(draw).observe(svg);
+  new ResizeObserver(drawScale).observe(slider);
 }
