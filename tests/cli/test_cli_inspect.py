@@ -29,6 +29,13 @@ def test_json_holds_the_same(run_json):
     assert found["macs"] == sum(layer["macs"] for layer in found["layers"])
 
 
+def test_the_layer_that_plans_leave_dense_is_marked(run, run_json):
+    marked = [layer["name"] for layer in run_json("inspect", MODEL)["layers"] if layer["skipped_by_default"]]
+    assert marked == ["conv1"]
+    lines = [line for line in run("inspect", MODEL).stdout.splitlines() if "left dense" in line]
+    assert [line.split()[0] for line in lines] == ["conv1"]
+
+
 def test_says_why_a_layer_stays_dense(run_json, place: Path):
     (place / "net.py").write_text(
         "from torch import nn\n"

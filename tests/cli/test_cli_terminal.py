@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from tensigma.calibration import Progress
 from tensigma.cli.app import app
 from tensigma.cli.command import command_line
 from tensigma.cli.progress import Bar, Lines, Step, step_of
+from tensigma.cli.tables import Columns
 from tensigma.pipeline import CompressionProgress, EvaluationProgress
 from tensigma.planning import PlanningProgress
 
@@ -54,6 +56,48 @@ def test_another_kind_of_work_has_its_own_time(monkeypatch):
         "working: curves of layer 1 of 1, a, 1 min 40 s",
         "working: batch 2 of 2, 12 samples/s, 4.0 s",
     ]
+
+
+def drawn(table: Columns, width: int) -> str:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(table, markup=False, highlight=False)
+    return re.sub(r"\x1b\[[0-9;]*m", "", capture.get())
+
+
+FIGURES = ["cp-joint 132", "269,722 → 134,815", "2.36 M → 1.51 M", "0.0361", ""]
+LONG = [[f"layer{index}.0.conv1", *FIGURES] for index in range(3)]
+LONG.append(["linear", "dense", "650", "640", "–", "the budget is best kept without it"])
+LONG.append(["downsample", "dense", "650", "640", "–", "the budget is best kept without it"])
+LONG_HEADER = ["layer", "format", ">parameters", ">MACs", ">expected error", "why dense"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_a_table_never_cuts_a_word(width: int):
+    shown = drawn(Columns(LONG_HEADER, LONG, remarks=5, marked=1), width)
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= width
+    words = set(shown.split())
+    for row in LONG:
+        assert row[0] in words
+        assert set(" ".join(row).split()) <= words
+    assert shown.count("best") == (2 if width >= 100 else 1)
+
+
+def test_a_name_wider_than_the_terminal_is_folded():
+    shown = drawn(Columns(["layer", ">size"], [["features.denseblock3.denselayer12.conv2", "1,024"]]), 24)
+    assert "…" not in shown
+    assert "1,024" in shown
+    assert "".join(line[:17].strip() for line in shown.splitlines()[3:]) == "features.denseblock3.denselayer12.conv2"
+
+
+@pytest.mark.parametrize("command", ["plan", "compress", "demo", "inspect", "stats merge", "export"])
+def test_help_at_80_columns_cuts_nothing(command: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    manual = CliRunner().invoke(app, [*command.split(), "--help"]).stdout
+    assert "<bool>" not in manual
+    assert not re.search(r"[a-z0-9=,]…", manual)
+    assert ("all by default" in manual) == (command != "demo")
 
 
 @pytest.mark.parametrize("width", [40, 60, 120])

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from support_experiments import stand_ins
 from tensigma.cli.progress import step_of
-from tensigma.cli.reproduce import _Display
-from tensigma.experiments.catalogue import NAMES, PAPER, load_config
+from tensigma.cli.reproduce import _command, _Display, _overview
+from tensigma.experiments.catalogue import NAMES, PAPER, configs_of, load_config
 from tensigma.experiments.demo import TrainingProgress
 from tensigma.experiments.quick import quick_form
-from tensigma.experiments.reproduction import reproduce
+from tensigma.experiments.reproduction import reproduce, state_of
 
 TINY = """
 kind = "accuracy"
@@ -89,6 +91,27 @@ def test_from_a_config_to_results_a_table_and_a_figure(run, run_json, place: Pat
         assert shown in page
     run("reproduce", "--table", "fisher", *ours, "--to", "fisher.html")
     assert (place / "fisher.html").read_text() == page
+
+
+@pytest.mark.parametrize(
+    ("names", "config", "out", "quick", "seed", "expected"),
+    [
+        (["all"], "substitute", "results/paper", False, 0, "tensigma reproduce --table all"),
+        (["fisher"], "substitute", "my quick", True, 0, "tensigma reproduce --table fisher --quick --out 'my quick'"),
+        (["a", "b*"], "paper", "q", False, 3, "tensigma reproduce --table a 'b*' --config paper --out q --seed 3"),
+    ],
+)
+def test_the_note_tells_what_to_type(names, config, out, quick, seed, expected: str):
+    assert _command(names, config, Path(out), quick, seed) == expected
+
+
+def test_the_names_are_whole_at_80_columns():
+    states = [state_of(load_config(name, configs_of(name)[0]), Path("out"), None, 0) for name in NAMES]
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
+    with console.capture() as capture:
+        console.print(_overview(states))
+    assert set(NAMES) <= set(capture.get().split())
+    assert "…" not in capture.get()
 
 
 def test_the_whole_page(run, place: Path):

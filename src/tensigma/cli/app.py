@@ -8,7 +8,7 @@ import typer
 
 import tensigma
 from tensigma.cli.calibrate import calibrate
-from tensigma.cli.command import EXIT_CODES
+from tensigma.cli.command import EXIT_CODES, Command, Group
 from tensigma.cli.compress import compress
 from tensigma.cli.demo import demo
 from tensigma.cli.evaluate import evaluate
@@ -23,6 +23,7 @@ from tensigma.cli.stats import stats
 
 app = typer.Typer(
     name="tensigma",
+    cls=Group,
     no_args_is_help=True,
     rich_markup_mode="rich",
     # Errors are shown by the commands themselves, as one message.
@@ -40,7 +41,8 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def tensigma_(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool,
+        typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Print the version and leave."),
     ] = False,
 ) -> None:
     """Shrink a trained CNN by tensor decomposition that knows the data: no labels,
@@ -79,5 +81,5 @@ def tensigma_(
 
 
 for command in (inspect, calibrate, plan, compress, evaluate, finetune, quantize, export, report, reproduce, demo):
-    app.command(epilog=EXIT_CODES)(command)
+    app.command(cls=Command, epilog=EXIT_CODES)(command)
 app.add_typer(stats, name="stats")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import torch
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.models import OptionInfo
 
 from tensigma.cli.screen import Screen
 from tensigma.errors import TensigmaError
@@ -26,10 +29,13 @@ _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no 
 _Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="More remarks; a traceback with an error.", rich_help_panel=_PANEL)
 ]
+_THREADS = "CPU threads"
 _Threads = Annotated[
     int | None,
-    typer.Option("--threads", min=1, metavar="N", help="CPU threads; all by default.", rich_help_panel=_PANEL),
+    typer.Option("--threads", min=1, metavar="N", help=f"{_THREADS}; all by default.", rich_help_panel=_PANEL),
 ]
+_FewThreads = Annotated[int, typer.Option("--threads", min=1, metavar="N", help=f"{_THREADS}.", rich_help_panel=_PANEL)]
+_ARGUMENTS = re.compile(r"\b(layers|skip|stats|data|teacher|validation|budget|ranks|memory)=(?=[\s,;)]|$)")
 _SHARED: dict[str, Any] = {"json": _Json, "quiet": _Quiet, "verbose": _Verbose, "threads": _Threads}
 
 
@@ -56,15 +62,45 @@ def command(function: Callable[..., None], *, threads: int | None = None) -> Cal
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=default_threads if name == "threads" else False,
-            annotation=kind,
+            annotation=_FewThreads if name == "threads" and default_threads is not None else kind,
         )
         for name, kind in _SHARED.items()
     ]
+    for parameter in parameters:
+        _hide_type(parameter.annotation)
     keyword_only = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
     del run.__wrapped__
     run.__signature__ = own.replace(parameters=keyword_only)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in keyword_only}
     return run
+
+
+def _hide_type(annotation: Any) -> None:
+    """A flag takes no value, so none is named in its help."""
+    kind, *others = get_args(annotation) or (None,)
+    for option in others:
+        if isinstance(option, OptionInfo) and option.metavar is None and kind in (bool, bool | None):
+            option.metavar = ""
+
+
+class Command(TyperCommand):
+    """A command whose ``--help`` is a flag like others."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.metavar = ""
+        return option
+
+
+class Group(TyperGroup):
+    """The same for several commands under one name."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.metavar = ""
+        return option
 
 
 def command_line() -> list[str] | None:
@@ -94,7 +130,8 @@ def _outcome(screen: Screen) -> Iterator[None]:
 
 def _message(error: Exception, verbose: bool) -> str:
     if isinstance(error, TensigmaError):
-        return str(error)
+        # The library names its arguments; on the command line they are options of the same names.
+        return _ARGUMENTS.sub(r"--\1", str(error))
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, MemoryError | torch.OutOfMemoryError):

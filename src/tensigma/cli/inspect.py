@@ -20,6 +20,7 @@ from tensigma.cli.tables import Columns
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, Layer, find_layers
 from tensigma.planning import METHODS
+from tensigma.planning.planner import first_convolution
 from tensigma.report.numbers import number, short
 
 InputShape = Annotated[
@@ -62,6 +63,8 @@ def inspect(screen: Screen, model: ModelName, weights: Weights = None, input: In
     n_params = sum(parameter.numel() for parameter in network.parameters())
     n_open = sum(fact["params"] for fact in facts if fact["compressible"])
     total = None if macs is None else sum(macs.values())
+    for fact in facts:
+        fact["skipped_by_default"] = fact["compressible"] and fact["name"] in first_convolution(layers)
     rows = [_row(fact) for fact in facts]
     open_share = f"{n_open / max(n_params, 1):.0%} of the parameters can be compressed"
     rows.append(["whole model", "", "", number(n_params), short(total), open_share])
@@ -74,7 +77,7 @@ def inspect(screen: Screen, model: ModelName, weights: Weights = None, input: In
         "layers": facts,
     }
     header = ["layer", "kind", "shape", ">parameters", ">MACs", "formats, or why it stays dense"]
-    screen.result("inspect", data, Columns(header, rows, n_totals=1))
+    screen.result("inspect", data, Columns(header, rows, n_totals=1, remarks=5))
 
 
 def macs_by_layer(model: nn.Module, layers: list[Layer], sample: Tensor) -> Counter[str]:
@@ -146,4 +149,6 @@ def _shape(geometry: Geometry) -> str:
 
 def _row(fact: dict[str, Any]) -> list[str]:
     last = ", ".join(fact["formats"]) or fact["reason"]
+    if fact["skipped_by_default"]:
+        last += " (but left dense unless --skip says otherwise)"
     return [fact["name"], fact["kind"], fact["shape"] or "", number(fact["params"]), short(fact["macs"]), last]

@@ -74,10 +74,10 @@ BudgetOption = Annotated[
     typer.Option(
         "--budget",
         parser=parse_budget,
-        metavar="params=X|macs=X|latency=X|drop=X",
-        help="The share of the whole model that may remain: params=0.5, macs=40%, latency=0.6 (time on this machine, "
-        "as in latency=0.6,runtime=eager,batch=8). Or the share of its answers that may be lost: drop=0.01, searched "
-        "on --holdout.",
+        metavar="KIND=X",
+        help="The share of the whole model that may remain: params=0.5, macs=40%, latency=0.6 (time on this machine; "
+        "more exactly latency=0.6,runtime=eager,batch=8). Or the share of its answers that may be lost: drop=0.01, "
+        "searched on --holdout.",
         rich_help_panel=_WHAT,
     ),
 ]
@@ -86,7 +86,7 @@ RanksOption = Annotated[
     typer.Option(
         "--ranks",
         parser=parse_ranks,
-        metavar="vbmf=A|sigma-vbmf=A|energy=X",
+        metavar="RULE=X",
         help="A rule instead of a budget: vbmf=0.5 (from the weights), sigma-vbmf=0.5 (from what they do to the data), "
         "energy=0.99 (of each layer's output).",
         rich_help_panel=_WHAT,

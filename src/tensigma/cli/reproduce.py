@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,6 +33,7 @@ from tensigma.pipeline import FineTuningProgress
 from tensigma.report.figure import SUFFIXES, draw
 
 ALL = "all"
+_CONFIG, _OUT = "substitute", Path("results/paper")
 _DATA, _MODE = "Models and data", "What to do"
 
 Names = Annotated[
@@ -95,12 +97,12 @@ To = Annotated[
 def reproduce(
     screen: Screen,
     names: Names = None,
-    config: ConfigName = "substitute",
+    config: ConfigName = _CONFIG,
     data: Data = None,
     model: Models = None,
     weights: Weights = None,
     source: Sources = None,
-    out: Out = Path("results/paper"),
+    out: Out = _OUT,
     cache: Cache = Path(".cache/reproduce"),
     quick: Quick = False,
     list_: List = False,
@@ -159,7 +161,17 @@ def reproduce(
     facts = {"config": config, "out": str(out), "experiments": [_facts(state) for state in states]}
     screen.result("reproduce", facts, _overview(states) if len(found) != 1 else _markdown(found[0]))
     where = f"results are in {out}" + ("" if page is None else f", all of them on one page: {page}")
-    screen.note(f"{where}; 'tensigma reproduce --table NAME' shows them beside the paper's")
+    screen.note(f"{where}; {_command(names or [], config, out, quick, seed)} shows them beside the paper's")
+
+
+def _command(names: Sequence[str], config: str, out: Path, quick: bool, seed: int) -> str:
+    """What to type to see these very results."""
+    words = ["tensigma", "reproduce", "--table", *names]
+    words += ["--config", config] if config != _CONFIG else []
+    words += ["--quick"] if quick else []
+    words += ["--out", str(out)] if out != _OUT else []
+    words += ["--seed", str(seed)] if seed else []
+    return shlex.join(words)
 
 
 def _page(screen: Screen, found: list[Results], config: str, out: Path, quick: bool, seed: int) -> Path | None:
@@ -254,15 +266,14 @@ def _overview(states: Sequence[State]) -> Columns:
     rows = [
         [
             state.name,
-            state.kind,
-            state.shown,
+            f"{state.kind} {state.shown}",
             str(state.total),
             state.text,
             duration(state.seconds) if state.done else "",
         ]
         for state in states
     ]
-    return Columns(["experiment", "kind", "shown as", ">cells", "state", ">computed in"], rows)
+    return Columns(["experiment", "shown", ">cells", "state", ">computed in"], rows)
 
 
 def _facts(state: State) -> dict[str, object]:

@@ -10,7 +10,7 @@ import typer
 
 from tensigma.calibration import Calibration, distance
 from tensigma.cli.calibrate import layer_facts
-from tensigma.cli.command import EXIT_CODES, command
+from tensigma.cli.command import EXIT_CODES, Command, Group, command
 from tensigma.cli.options import Force
 from tensigma.cli.outputs import CALIBRATION, check_folder
 from tensigma.cli.screen import Screen
@@ -19,6 +19,7 @@ from tensigma.errors import InputError
 from tensigma.report.numbers import number
 
 stats = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     help="Look at the statistics that calibrate wrote, merge them, or compare them.",
 )
@@ -31,7 +32,7 @@ Second = Annotated[Path, typer.Argument(metavar="OTHER", show_default=False, hel
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder for the merged statistics.")]
 
 
-@stats.command(epilog=EXIT_CODES)
+@stats.command(cls=Command, epilog=EXIT_CODES)
 @command
 def show(screen: Screen, folder: Folder) -> None:
     """Show what statistics hold, layer by layer.
@@ -69,7 +70,7 @@ def show(screen: Screen, folder: Folder) -> None:
     screen.result("stats show", data, Columns(["layer", ">width", ">rows", ">samples", "input", "remarks"], rows))
 
 
-@stats.command(epilog=EXIT_CODES)
+@stats.command(cls=Command, epilog=EXIT_CODES)
 @command
 def merge(screen: Screen, folders: Folders, out: Out, force: Force = False) -> None:
     """Merge statistics of one model, as if all images had been seen in one run.
@@ -80,8 +81,11 @@ def merge(screen: Screen, folders: Folders, out: Out, force: Force = False) -> N
     """
     if len(folders) < 2:
         raise typer.BadParameter("give at least two folders to merge")
+    twice = next((folder for i, folder in enumerate(folders) if folder.resolve() in _resolved(folders[:i])), None)
+    if twice is not None:
+        raise InputError(f"{twice} was given twice, and its images would count twice; give each folder once")
     check_folder(out, force=force, format=CALIBRATION)
-    if any(out.resolve() == folder.resolve() for folder in folders):
+    if out.resolve() in _resolved(folders):
         raise InputError(f"{out} is one of the folders to merge; choose another --out")
     merged = reduce(Calibration.merge, map(Calibration.load, folders))
     if out.is_dir() and not any(out.iterdir()):
@@ -98,7 +102,11 @@ def merge(screen: Screen, folders: Folders, out: Out, force: Force = False) -> N
     screen.result("stats merge", data, Columns(["merged", ""], rows))
 
 
-@stats.command(epilog=EXIT_CODES)
+def _resolved(folders: list[Path]) -> list[Path]:
+    return [folder.resolve() for folder in folders]
+
+
+@stats.command(cls=Command, epilog=EXIT_CODES)
 @command
 def compare(screen: Screen, folder: Folder, other: Second) -> None:
     """Tell how far apart two data sets look to a model.

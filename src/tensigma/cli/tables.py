@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from tensigma.cli.columns import GAP, arrange
 from tensigma.pipeline import Evaluation, Report, Size
 from tensigma.planning import Plan
 from tensigma.planning.table import table as plain_table
@@ -20,7 +21,8 @@ class Columns:
     """A table with a line under its head on a terminal, and plain columns elsewhere.
 
     Columns whose name begins with ``>`` hold numbers and are aligned right. Rows are set apart before each index in
-    ``sections``; the last ``n_totals`` rows are totals.
+    ``sections``; the last ``n_totals`` rows are totals. Names in the first column are never cut; on a narrow terminal
+    what the column ``remarks`` holds goes below the table, with marks in the column ``marked``.
     """
 
     def __init__(
@@ -30,26 +32,36 @@ class Columns:
         *,
         n_totals: int = 0,
         sections: Sequence[int] = (),
+        remarks: int | None = None,
+        marked: int | None = None,
     ) -> None:
         self.header, self.rows, self.n_totals = header, rows, n_totals
+        self.remarks, self.marked = remarks, marked
         self.sections = {*sections, *([len(rows) - n_totals] if n_totals else [])}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        right = [index for index, name in enumerate(self.header) if name.startswith(">")]
+        names = [name.removeprefix(">") for name in self.header]
         if not console.is_terminal:
-            left = [index for index, name in enumerate(self.header) if not name.startswith(">")]
-            names = [name.removeprefix(">") for name in self.header]
+            left = [index for index in range(len(names)) if index not in right]
             yield Text(plain_table(names, self.rows, left=left))
             return
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-        for name in self.header:
-            right = name.startswith(">")
-            table.add_column(name.removeprefix(">"), justify="right" if right else "left", no_wrap=right)
-        for index, row in enumerate(self.rows):
+        layout = arrange(
+            names, self.rows, right=right, room=options.max_width, remarks=self.remarks, marked=self.marked
+        )
+        table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, GAP - 1, 0, 0), pad_edge=False, header_style="bold")
+        for index, (name, width) in enumerate(zip(layout.header, layout.widths, strict=True)):
+            table.add_column(name, justify="right" if index in layout.right else "left", overflow="fold", width=width)
+        for index, row in enumerate(layout.rows):
             total = index >= len(self.rows) - self.n_totals
             if index in self.sections:
                 table.add_section()
             table.add_row(*map(Text, row), style="bold" if total else None)
+        yield Text()
         yield table
+        for note in layout.notes:
+            yield Text(note, style="dim")
+        yield Text()
 
 
 def change(before: str, after: str, changed: bool = True) -> str:
@@ -75,8 +87,9 @@ def plan_table(plan: Plan) -> Columns:
     before, after = plan.before, plan.after
     macs = change(short(before.macs), short(after.macs)) if before.macs else "–"
     params = change(number(before.params), number(after.params))
-    rows.append(["whole model", f"{plan.rate:.2f}× fewer", params, macs, "", ""])
-    return Columns(["layer", "format", ">parameters", ">MACs", ">expected error", "why dense"], rows, n_totals=1)
+    rows.append(["whole model", times(before.params, after.params, "fewer"), params, macs, "", ""])
+    header = ["layer", "format", ">parameters", ">MACs", ">expected error", "why dense"]
+    return Columns(header, rows, n_totals=1, remarks=5, marked=1)
 
 
 def report_table(report: Report, *, dense: bool = True) -> Columns:
@@ -96,7 +109,7 @@ def report_table(report: Report, *, dense: bool = True) -> Columns:
             ]
         )
     header = ["layer", "format", ">parameters", ">MACs", ">error", ">seconds", *(["why dense"] if dense else [])]
-    return Columns(header, rows)
+    return Columns(header, rows, remarks=6 if dense else None, marked=1)
 
 
 def summary_table(report: Report, evaluation: Evaluation | None) -> Columns:

@@ -1,0 +1,116 @@
+"""How wide the columns of a table become where a terminal leaves little room."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from rich.cells import cell_len
+
+GAP = 2
+# A sentence in a narrower column would fill half a screen.
+_SENTENCE = 24
+# Of a name that has to be folded.
+_NAME = 8
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A table as it will be drawn."""
+
+    header: list[str]
+    rows: list[list[str]]
+    #: Columns of numbers, which are aligned right.
+    right: frozenset[int]
+    widths: list[int]
+    #: What stands below the table, where marks refer to it.
+    notes: list[str]
+
+
+def arrange(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Collection[int],
+    room: int,
+    remarks: int | None = None,
+    marked: int | None = None,
+) -> Layout:
+    """Widths that fit into ``room``, so that names stay whole and words unbroken.
+
+    First heads are broken at blanks and the column ``remarks`` becomes narrower; then its texts go below the table,
+    each once, with marks in the column ``marked``; then other texts are wrapped, then numbers; at last names are
+    folded.
+
+    >>> layout = arrange(["layer", "why"], [["conv1", "it is small"], ["fc", "it is small"]], right=(), room=12,
+    ...                  remarks=1)
+    >>> layout.rows, layout.notes
+    ([['conv1', '(1)'], ['fc', '(1)']], ['(1) it is small'])
+    """
+    whole = Layout(list(header), [list(row) for row in rows], frozenset(right), [], [])
+    layout = _broken(whole)
+    steps: list[tuple[Layout, list[int]]] = [(whole, []), (layout, [] if remarks is None else [remarks])]
+    if remarks is not None:
+        layout = _broken(_apart(whole, remarks, remarks if marked is None else marked))
+        steps.append((layout, []))
+    for step, soft in steps:
+        widths = _fitted(step, soft, room, least=_SENTENCE)
+        if _total(widths) <= room:
+            return replace(step, widths=widths)
+    others = range(1, len(layout.header))
+    widths = _fitted(layout, [index for index in others if index not in layout.right], room)
+    if _total(widths) > room:
+        widths = _fitted(layout, others, room)
+    if _total(widths) > room:
+        widths[0] = max(min(_NAME, widths[0]), room - (_total(widths) - widths[0]))
+    return replace(layout, widths=widths)
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _fitted(layout: Layout, soft: Collection[int], room: int, least: int = 0) -> list[int]:
+    """Natural widths, of which the widest of the ``soft`` ones give way, but no further than their longest word."""
+    columns = list(zip(layout.header, *layout.rows, strict=True))
+    widths = [max(_longest(cell.split("\n")) for cell in column) for column in columns]
+    floors = [max(least, *(_longest(cell.split()) for cell in column)) for column in columns]
+    while _total(widths) > room:
+        yielding = [index for index in soft if widths[index] > floors[index]]
+        if not yielding:
+            break
+        widths[max(yielding, key=lambda index: widths[index])] -= 1
+    return widths
+
+
+def _longest(texts: Sequence[str]) -> int:
+    return max(map(cell_len, texts), default=0)
+
+
+def _broken(layout: Layout) -> Layout:
+    """Heads of numbers at most as wide as a word."""
+    header = [name.replace(" ", "\n") if index in layout.right else name for index, name in enumerate(layout.header)]
+    return replace(layout, header=header)
+
+
+def _apart(layout: Layout, remarks: int, marked: int) -> Layout:
+    """Remarks below the table, each once."""
+    found = list(dict.fromkeys(row[remarks] for row in layout.rows if row[remarks]))
+    rows = []
+    for row in layout.rows:
+        mark = f"({found.index(row[remarks]) + 1})" if row[remarks] else ""
+        new = list(row)
+        new[remarks] = ""
+        new[marked] = f"{new[marked]} {mark}".strip()
+        rows.append(new)
+    header, right = layout.header, layout.right
+    if marked != remarks:
+        header, rows = _without(header, remarks), [_without(row, remarks) for row in rows]
+        right = frozenset(index - (index > remarks) for index in right)
+    return replace(
+        layout, header=header, rows=rows, right=right, notes=[f"({i}) {text}" for i, text in enumerate(found, start=1)]
+    )
+
+
+def _without(cells: Sequence[str], index: int) -> list[str]:
+    return [*cells[:index], *cells[index + 1 :]]
