@@ -126,6 +126,64 @@ def test_a_plan_decides_alone(run, given: tuple[str, ...], monkeypatch):
     assert "--plan has decided" in result.stderr
 
 
+MINE = "from torch import nn\nfrom torch.utils.data import DataLoader\ndef net():\n    return nn.Linear(2, 2)\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "unsaid"),
+    [
+        pytest.param("mine.py", "it defines: net", "DataLoader", id="no-function"),
+        pytest.param("mine.py:nett", "did you mean 'net'", "DataLoader", id="wrong-function"),
+        pytest.param("mine.py:zzz", "known: net)", "DataLoader", id="nothing-like-it"),
+        pytest.param("empty.py:build", "defines no function", "known", id="no-functions"),
+        pytest.param("absent.py", "no such file", "defines", id="no-file"),
+        pytest.param("resnet18", "torchvision:…, timm:…", "imagefolder", id="model-without-scheme"),
+    ],
+)
+def test_what_a_model_could_be(run, place: Path, name: str, said: str, unsaid: str):
+    (place / "mine.py").write_text(MINE)
+    (place / "empty.py").write_text("from torch.nn import Linear\n")
+    message = one_message(run("inspect", name, code=1).stderr)
+    assert said in message
+    assert unsaid not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        pytest.param("c32", "did you mean 'imagefolder:c32'", id="folder"),
+        pytest.param("c32?size=32", "did you mean 'imagefolder:c32?size=32'", id="folder-with-options"),
+        pytest.param("some.npz", "did you mean 'npz:some.npz'", id="npz"),
+        pytest.param("photos", "imagefolder:…, cifar10:…", id="nothing-there"),
+    ],
+)
+def test_what_data_could_be(run, place: Path, name: str, said: str):
+    (place / "c32").mkdir()
+    (place / "some.npz").touch()
+    message = one_message(run("calibrate", MODEL, "--data", name, "--out", "stats", code=1).stderr)
+    assert said in message
+    assert "zoo:" not in message
+
+
+def test_a_folder_that_is_not_there(run):
+    message = one_message(run("export", "nothere", "--out", "x.onnx", code=1).stderr)
+    assert "nothere: no such folder" in message
+
+
+def test_messages_name_options_not_arguments(run, stats: Path, weights: Path):
+    common = ("compress", MODEL, "--weights", weights, "--stats", stats, "--out", "small")
+    message = one_message(run(*common, "--budget", "params=0.001", code=1).stderr)
+    assert "(--layers, --skip)" in message
+    needs = ("plan", MODEL, "--norm", "frobenius", "--budget", "macs=0.5")
+    assert "needs --stats" in one_message(run(*needs, code=1).stderr)
+
+
+def test_the_same_statistics_twice(run, stats: Path):
+    message = one_message(run("stats", "merge", stats, "./stats/", "--out", "both", code=1).stderr)
+    assert "given twice" in message
+    assert not Path("both").exists()
+
+
 @pytest.mark.parametrize("command", ["compress", "plan"])
 @pytest.mark.parametrize("option", ["--layers", "--skip"])
 def test_a_layer_that_is_not_there_costs_no_calibration(run, command: str, option: str):

@@ -57,7 +57,8 @@ def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
         raise ModuleNotFoundError(package)
 
     monkeypatch.setattr(spec.importlib, "import_module", absent)
-    with pytest.raises(MissingExtra, match=r"torchvision:resnet18 needs torchvision.*pip install 'tensigma\[vision\]'"):
+    wanted = r"torchvision:resnet18 needs torchvision.*pip install -c constraints\.txt 'tensigma\[vision\]'"
+    with pytest.raises(MissingExtra, match=wanted):
         load_model("torchvision:resnet18")
 
     def broken(package: str) -> None:

@@ -81,6 +81,11 @@ def subject_of(screen: Screen, name: str, original: str | None, weights: Path | 
     """The network of this name, or in this folder."""
     folder = Path(name)
     if not folder.is_dir():
+        if ":" not in name and folder.suffix != ".py":
+            raise InputError(
+                f"{name}: no such folder; give one that 'tensigma compress' wrote, or a model such as "
+                "torchvision:resnet18"
+            )
         if original is not None:
             raise InputError(f"--original belongs to a folder that 'tensigma compress' wrote; {name} is none")
         return Subject(name, model_of(screen, name, weights, None), None, False)

@@ -57,7 +57,7 @@ def load_data(
     (100, 10, 3, (20, 1, 8, 8))
     """
     texts = [spec] if isinstance(spec, str) else list(spec)
-    specs = [Spec.parse(name) for text in texts for name in text.split(" + ")]
+    specs = [Spec.parse(name, "data", (*_OPENERS, "file")) for text in texts for name in text.split(" + ")]
     if not specs:
         raise InputError("no data was named; give for example imagefolder:DIR")
     for parsed in specs:

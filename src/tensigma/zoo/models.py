@@ -41,7 +41,7 @@ def load_model(spec: str, weights: str | Path | None = None, *, num_classes: int
     >>> model.training, model.fc.out_features
     (False, 4)
     """
-    parsed = Spec.parse(spec)
+    parsed = Spec.parse(spec, "model", _SCHEMES)
     if parsed.scheme not in _SCHEMES:
         raise unknown_scheme("model", spec, parsed.scheme, _SCHEMES)
     options = {key: literal(value) for key, value in parsed.options.items()}

@@ -31,8 +31,11 @@ class Spec:
     options: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, text: str) -> Spec:
-        """Take a name apart; raises :class:`InputError` where it has no such form."""
+    def parse(cls, text: str, kind: str = "model or data", schemes: Iterable[str] = ()) -> Spec:
+        """Take a name apart; raises :class:`InputError` where it has no such form.
+
+        ``kind`` of thing and ``schemes`` that are accepted serve to say what could be meant.
+        """
         head, mark, tail = text.strip().partition("?")
         options: dict[str, str] = {}
         for item in tail.split("&") if mark else ():
@@ -47,7 +50,7 @@ class Spec:
             return cls("file", head, options)
         scheme, colon, target = head.partition(":")
         if not colon:
-            raise InputError(f"{text!r} came; write SCHEME:NAME, such as zoo:digits-cnn, or path/to/file.py:factory")
+            raise _no_scheme(text, Path(head), kind, list(schemes))
         return cls(scheme.strip(), target.strip(), options)
 
     def __str__(self) -> str:
@@ -82,9 +85,44 @@ def unknown(what: str, came: str, accepted: Iterable[str]) -> InputError:
     return InputError(f"{what} {came!r} is not known{guess} ({'close' if len(names) > 12 else 'known'}: {listed})")
 
 
+def _no_scheme(text: str, path: Path, kind: str, schemes: list[str]) -> InputError:
+    """The error for a name without a scheme: a file or folder that is there is what was meant."""
+    if path.suffix == ".py":
+        if not path.is_file():
+            return InputError(f"{path}: no such file; the form is path/to/file.py:factory")
+        return InputError(f"{text!r} came; name the function too, as {path}:NAME ({_defined(path)})")
+    guess = None
+    if "imagefolder" in schemes and path.expanduser().is_dir():
+        guess = f"imagefolder:{text}"
+    elif "npz" in schemes and path.suffix == ".npz":
+        guess = f"npz:{text}"
+    if guess is not None:
+        return InputError(f"{text!r} came, a path without the kind of {kind} before it; did you mean {guess!r}?")
+    forms = f" ({kind}: {', '.join(_forms(schemes))})" if schemes else ""
+    return InputError(f"{text!r} came; write SCHEME:NAME or path/to/file.py:factory{forms}")
+
+
+def _forms(schemes: Iterable[str]) -> list[str]:
+    return ["path/to/file.py:factory" if scheme == "file" else f"{scheme}:…" for scheme in schemes]
+
+
+def _functions(path: Path) -> list[str]:
+    """Functions and classes that a file itself defines; it is read, not executed."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return [node.name for node in body if isinstance(node, kinds) and not node.name.startswith("_")]
+
+
+def _defined(path: Path) -> str:
+    return f"it defines: {', '.join(_functions(path))}" if _functions(path) else "it defines no function"
+
+
 def unknown_scheme(kind: str, text: str, came: str, schemes: Iterable[str]) -> InputError:
     """The error for a name with a scheme nobody knows."""
-    forms = ["path/to/file.py:factory" if scheme == "file" else f"{scheme}:…" for scheme in schemes]
+    forms = _forms(schemes)
     close = difflib.get_close_matches(f"{came}:…", forms, n=1)
     guess = f"; did you mean {close[0]}?" if close else ""
     return InputError(f"{text!r} names no {kind}{guess} (accepted: {', '.join(forms)})")
@@ -92,16 +130,16 @@ def unknown_scheme(kind: str, text: str, came: str, schemes: Iterable[str]) -> I
 
 def require(package: str, extra: str, wanted_for: str) -> ModuleType:
     """Import an optional package, or say which extra brings it."""
+    # Only some builds of torch and torchvision fit together, and pip alone does not know which.
+    install = f"pip install {'-c constraints.txt ' if extra == 'vision' else ''}'tensigma[{extra}]'"
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f"{wanted_for} needs {package}, which is not installed; run: pip install 'tensigma[{extra}]'"
-        ) from error
+        raise MissingExtra(f"{wanted_for} needs {package}, which is not installed; run: {install}") from error
     except (ImportError, RuntimeError) as error:
         raise MissingExtra(
             f"{wanted_for} needs {package}, which is installed but cannot be imported ({error}); "
-            f"install builds that belong together: pip install 'tensigma[{extra}]'"
+            f"install builds that belong together: {install}"
         ) from error
 
 
@@ -123,8 +161,9 @@ def call_factory(spec: Spec, **options: Any) -> Any:
         module_spec.loader.exec_module(module)
         factory = getattr(module, name, None)
         if not callable(factory):
-            public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-            raise unknown(f"{path}: the function", name, public)
+            if not _functions(path):
+                raise InputError(f"{path} defines no function; write one called {name or 'build'!r}")
+            raise unknown(f"{path}: the function", name, _functions(path))
         return factory(**options)
     except InputError:
         raise
