@@ -282,6 +282,7 @@ def test_plans_come_back_from_their_file(stats: ts.Calibration, tmp_path: Path) 
         (lambda data: data.update(format="other"), "this is not a plan"),
         (lambda data: data.pop("layers"), "damaged"),
         (lambda data: data["layers"]["head"].pop("ranks"), "layer 'head': the field 'ranks' is missing"),
+        (lambda data: data["layers"]["head"].update(rank=[1]), "layer 'head': the key 'rank' is not.*mean 'ranks'"),
         (lambda data: data["layers"]["head"].update(ranks=[1000]), "layer 'head': rank lies between 1 and 10"),
         (lambda data: data["layers"]["head"].update(ranks=["x"]), "layer 'head'.*whole number"),
         (lambda data: data["layers"]["head"].update(method="magic"), "method 'magic' is unknown"),
@@ -297,6 +298,20 @@ def test_damaged_plans_are_refused(stats: ts.Calibration, tmp_path: Path, change
     file.write_text(json.dumps(data))
     with pytest.raises(StoreError, match=message):
         ts.Plan.load(file)
+
+
+def test_a_plan_with_a_layer_deleted_or_renamed_is_refused(stats: ts.Calibration) -> None:
+    net = small_net()
+    plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 2}))
+    plan.check_model(net)
+    for name in plan:
+        data = plan.to_json()
+        entry = data["layers"].pop(name)
+        with pytest.raises(InputError, match=f"says nothing about layer '{name}'"):
+            ts.Plan.from_json(data).check_model(net)
+        data["layers"]["strange"] = entry
+        with pytest.raises(InputError, match="no layer 'strange'"):
+            ts.Plan.from_json(data).check_model(net)
 
 
 def test_unreadable_plans_are_refused(tmp_path: Path) -> None:

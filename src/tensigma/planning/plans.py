@@ -142,12 +142,22 @@ class Plan(Mapping[str, Entry]):
         return Plan(entries, n_params=self.n_params)
 
     def check_model(self, model: nn.Module) -> None:
-        """Raise :class:`~tensigma.errors.InputError` naming the first layer that ``model`` does not have as planned."""
+        """Raise :class:`~tensigma.errors.InputError` naming the first layer that ``model`` does not have as planned.
+
+        A layer that the plan leaves out is refused too: every total would be wrong without it.
+        """
         layers = {layer.name: layer for layer in find_layers(model)}
+        planned = [*(entry.name for entry in self.compressed), *self]
+        strange = next((name for name in planned if name not in layers), None)
+        if strange is not None:
+            raise InputError(f"the plan belongs to another model: there is no layer {strange!r}")
+        forgotten = next((name for name in layers if name not in self), None)
+        if forgotten is not None:
+            raise InputError(
+                f"the plan says nothing about layer {forgotten!r}; put it back, with ranks null to leave it dense"
+            )
         for entry in self.compressed:
-            layer = layers.get(entry.name)
-            if layer is None:
-                raise InputError(f"the plan belongs to another model: there is no layer {entry.name!r}")
+            layer = layers[entry.name]
             if layer.geometry != entry.geometry:
                 raise InputError(
                     f"the plan belongs to another model: layer {entry.name!r} is {layer.geometry}, planned was "
