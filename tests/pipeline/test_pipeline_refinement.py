@@ -293,6 +293,40 @@ def test_statistics_survive_data_that_breaks_the_model() -> None:
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
+class WithHead(nn.Module):
+    """A head that only training calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
+        self.head = nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.body(x)
+        return (y, self.head(y)) if self.training else y
+
+
+def test_layers_that_only_training_calls_keep_their_statistics() -> None:
+    model, data = WithHead(), batches(2)
+    assert model.head.running_mean is not None
+    model.head.running_mean.fill_(3.0)
+    plan = ts.plan(model, ranks=ts.Ranks({"body.3": 3}), norm="frobenius")
+    small, report = ts.compress(model, plan, data=data, reestimate_bn=True)
+    assert report.notes["reestimated_bn"] == 1
+    former, now = model.state_dict(), small.state_dict()
+    assert all(torch.equal(former[key], now[key]) for key in former if key.startswith("head."))
+    assert not torch.equal(former["body.1.running_mean"], now["body.1.running_mean"])
+
+
+def test_statistics_that_are_no_numbers_are_refused() -> None:
+    model, data = small_net(), batches(2)
+    data[1][3, 0, 0, 0] = float("nan")
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(InputError, match=r"running_mean of block\.1 would not be finite"):
+        reestimate_bn_(model, data)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
 def test_compression_takes_statistics_anew_when_asked() -> None:
     model, plan, stats, data = coarse()
     plain, _ = ts.compress(model, plan, stats, data=data)

@@ -18,6 +18,8 @@ from tensigma.errors import InputError
 def reestimate_bn_(model: nn.Module, batches: Any, *, input: str | int | None = None) -> int:
     """Replace running means and variances of ``model`` by averages over ``batches``; gives the number of layers.
 
+    Layers that no batch reaches, such as those of heads for training alone, stay as they are.
+
     Everything else runs as in evaluation, so dropout and the like do not disturb. All layers are estimated in one
     pass, each on what the layers before it make of a batch with that batch's own statistics, as in training.
 
@@ -25,19 +27,24 @@ def reestimate_bn_(model: nn.Module, batches: Any, *, input: str | int | None = 
     >>> reestimate_bn_(model, [torch.tensor([[1.0, 5.0], [3.0, 5.0]])]), model[0].running_mean.tolist()
     (1, [2.0, 5.0])
     """
-    layers = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.track_running_stats
+    }
     if not layers:
         return 0
     if is_one_shot(batches):
         raise InputError(
             "re-estimating BatchNorm reads the data again, but batches is an iterator that can be read once"
         )
-    momenta = [layer.momentum for layer in layers]
-    former = [copy.deepcopy(dict(layer.named_buffers())) for layer in layers]
+    momenta = {name: layer.momentum for name, layer in layers.items()}
+    former = {name: copy.deepcopy(dict(layer.named_buffers())) for name, layer in layers.items()}
+    unchanged = set(layers)
     device = device_of(model)
     with borrowed(model), torch.no_grad():
         try:
-            for layer in layers:
+            for layer in layers.values():
                 layer.reset_running_stats()
                 layer.momentum = None  # the plain average over batches
                 layer.train()
@@ -46,15 +53,24 @@ def reestimate_bn_(model: nn.Module, batches: Any, *, input: str | int | None = 
                 # One sample has no variance of its own where a map has one position.
                 if len(x) > 1:
                     forward(model, x if device is None else x.to(device), index)
-            if not all(int(layer.num_batches_tracked or 0) for layer in layers):
-                raise InputError(
-                    "no batch of at least two samples reached every BatchNorm layer, so none is re-estimated"
-                )
-        except BaseException:
-            for layer, buffers in zip(layers, former, strict=True):
-                layer.load_state_dict(buffers, strict=False)
-            raise
+            reached = {name for name, layer in layers.items() if int(layer.num_batches_tracked or 0)}
+            if not reached:
+                raise InputError("no batch of at least two samples reached a BatchNorm layer, so none is re-estimated")
+            for name in sorted(reached):
+                _check_finite(name, layers[name])
+            unchanged -= reached
         finally:
-            for layer, momentum in zip(layers, momenta, strict=True):
-                layer.momentum = momentum
-    return len(layers)
+            for name in unchanged:
+                layers[name].load_state_dict(former[name], strict=False)
+            for name, layer in layers.items():
+                layer.momentum = momenta[name]
+    return len(reached)
+
+
+def _check_finite(name: str, layer: _BatchNorm) -> None:
+    for statistic in ("running_mean", "running_var"):
+        if not getattr(layer, statistic).isfinite().all():
+            raise InputError(
+                f"{statistic} of {name or 'the model'} would not be finite, so no layer is re-estimated; look for"
+                " samples of the data that are not finite"
+            )
