@@ -175,6 +175,40 @@ def test_parity_catches_what_is_wrong():
     assert parity(model, lambda x: x * (1 + 1e-5), x, (1, 3), 1e-4)[0] > 0
 
 
+class Detector(nn.Module):
+    """Large values beside small ones."""
+
+    def __init__(self, off: float = 0.0, keys: tuple[str, str] = ("boxes", "scores")) -> None:
+        super().__init__()
+        self.off, self.keys = off, keys
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.keys, (1000 * x.flatten(1), x.flatten(1).sigmoid() + self.off), strict=True))
+
+
+def test_small_outputs_beside_large_ones_are_compared_with_their_own_size():
+    x = torch.randn(4, 8)
+    with pytest.raises(ExportError, match=r"in output 'scores'"):
+        parity(Detector(), Detector(0.05), x, (1, 3), 1e-4)
+    difference, largest = parity(Detector(), Detector(1e-5), x, (1, 3), 1e-4)
+    # Those of the output that differs most for its size.
+    assert 0 < difference < 2e-5
+    assert largest <= 1
+
+
+@pytest.mark.parametrize("keys", [("boxes", "scores"), ("scores", "boxes"), ("input", "b"), ("flatten", "mul")])
+def test_outputs_keep_the_names_of_a_dict(keys: tuple[str, str], tmp_path: Path):
+    model = Detector(keys=keys).eval()
+    ts.export(model, tmp_path / "file.onnx", torch.randn(2, 3, 2))
+    x = torch.randn(5, 3, 2)
+    found = OnnxModel(tmp_path / "file.onnx")(x)
+    # A name that something else in the file has is not given again; outputs are numbered then.
+    named = found if isinstance(found, dict) else dict(zip(keys, found, strict=True))
+    assert isinstance(found, dict) or "input" in keys or "flatten" in keys
+    for key, value in model(x).items():
+        torch.testing.assert_close(named[key], value, rtol=1e-4, atol=1e-4)
+
+
 class _Zero(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 0

@@ -146,6 +146,36 @@ def test_fp16_onnx_stores_half_and_computes_as_before(small: nn.Module, place: P
     torch.testing.assert_close(OnnxModel(found.path)(x), expected(x).detach(), rtol=0, atol=2e-3 * scale)
 
 
+class Several(nn.Module):
+    """Scores and large features, in a dict of either order or in a tuple."""
+
+    def __init__(self, keys: tuple[str, ...] | None) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten())
+        self.head = nn.Linear(288, 10)
+        self.keys = keys
+
+    def forward(self, x: Tensor) -> Any:
+        features = self.body(x)
+        found = {"logits": self.head(features), "features": 100 * features}
+        return tuple(found.values()) if self.keys is None else {key: found[key] for key in self.keys}
+
+
+@pytest.mark.parametrize("keys", [None, ("logits", "features"), ("features", "logits")], ids=str)
+@pytest.mark.parametrize(("name", "precision"), [("int8.onnx", "int8"), ("half.onnx", "fp16"), ("half", "fp16")])
+def test_models_with_several_outputs(keys: tuple[str, ...] | None, name: str, precision: Any, tmp_path: Path):
+    torch.manual_seed(0)
+    model, x = Several(keys).eval(), torch.randn(24, 3, 8, 8)
+    answer = model(x)
+    logits = (answer[0] if keys is None else answer["logits"]).detach()
+    found = ts.quantize(model, tmp_path / name, [(x, logits.argmax(1))], precision=precision, latency=False)
+    assert 0 < found.error < 0.1
+    # Scores are those of the model, wherever they are among its outputs.
+    assert found.before.top1 == 1
+    assert found.after.top1 is not None
+    assert found.after.top1 > 0.8
+
+
 def test_fp16_archive_comes_back(small: nn.Module, original: nn.Module, tmp_path: Path):
     found = ts.quantize(small, tmp_path / "half", batches(), precision="fp16", original=original)
     assert found.form == "archive"

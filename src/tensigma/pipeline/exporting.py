@@ -20,7 +20,8 @@ from tensigma.calibration.guard import borrowed, device_of
 from tensigma.errors import ExportError, InputError, TensigmaError
 from tensigma.files import whole_file
 from tensigma.pipeline.counting import count_bytes
-from tensigma.pipeline.parity import leaves, parity, sizes_to_check
+from tensigma.pipeline.outputs import leaf_names, rename_outputs, usual_names
+from tensigma.pipeline.parity import parity, sizes_to_check
 from tensigma.pipeline.runtime import OnnxModel, onnx_module
 
 ExportFormat = Literal["onnx", "torch-export"]
@@ -60,7 +61,8 @@ class Exported:
     dynamic_batch: bool
     #: The sizes of batch on which file and model were compared; empty without a check.
     batches: tuple[int, ...]
-    #: The largest |output of the file − output of the model| there, and the largest |output of the model|.
+    #: The largest |output of the file − output of the model| there, and the largest |output of the model|; of several
+    #: outputs, for the one where the former is the largest share of the latter.
     max_difference: float | None
     largest_output: float | None
     #: The share of ``largest_output`` that ``max_difference`` may reach.
@@ -93,8 +95,9 @@ def export(
         format: ``"onnx"``, for ONNX Runtime and its like, or ``"torch-export"``, for :func:`torch.export.load`.
         dynamic_batch: Let the file take batches of any size, which is then tried out with sizes other than that of
             ``example``.
-        tolerance: The difference that may be, as a share of the largest output; by default it depends on the precision
-            of the model, 1e-4 for float32, and is up to ten times larger where the model itself rounds that badly.
+        tolerance: The difference that may be, as a share of the largest value of each output; by default it
+            depends on the precision of the model, 1e-4 for float32, and is up to ten times larger where the model
+            itself rounds that badly.
         opset: The version of ONNX operators; 20 by default.
         check: Compare. Without it the file is written as it comes.
 
@@ -167,7 +170,8 @@ def export(
 def _write_onnx(model: nn.Module, x: Tensor, file: Path, dynamic_batch: bool, opset: int) -> None:
     onnx = onnx_module("onnx")
     onnx_module("onnxscript")
-    count = len(leaves(model(x)))
+    answer = model(x)
+    names = leaf_names(answer)
     program = torch.onnx.export(
         model,
         (x,),
@@ -175,12 +179,14 @@ def _write_onnx(model: nn.Module, x: Tensor, file: Path, dynamic_batch: bool, op
         verbose=False,
         opset_version=opset,
         input_names=["input"],
-        output_names=["output"] if count == 1 else [f"output{index}" for index in range(count)],
+        output_names=usual_names(len(names)),
         dynamic_shapes=({0: torch.export.Dim("batch")},) if dynamic_batch else None,
     )
     assert program is not None
     proto = program.model_proto
     clean(proto)
+    if isinstance(answer, Mapping):
+        rename_outputs(proto.graph, names)
     onnx.save_model(proto, file)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tensigma.errors import ExportError
+from tensigma.pipeline.outputs import leaf_names, leaves
 
 _SIZES = (1, 3, 5)
 #: Two ways of summing are apart by more than each is from the truth.
@@ -34,54 +35,69 @@ def parity(
     tolerance: float,
     most: float | None = None,
 ) -> tuple[float, float]:
-    """The largest difference and the largest output on batches like ``x``; an error where the former is too large.
+    """The largest difference and the largest value of an output on batches like ``x``; an error where it differs much.
 
-    ``tolerance`` and ``most`` are shares of the largest output. Large terms that cancel make a model round worse than
-    others; where it is itself that far from what it gives in double precision, up to ``most`` is allowed.
+    ``tolerance`` and ``most`` are shares of the largest value. Of several outputs each is held against its own, and
+    the one that differs most is told of. Large terms that cancel make a model round worse than others; where it is
+    itself that far from what it gives in double precision, up to ``most`` is allowed.
 
     >>> parity(nn.Identity(), lambda x: x, torch.ones(2, 3), (1, 3), 1e-4)
     (0.0, 1.0)
     """
-    difference = largest = 0.0
+    differences: list[float] = []
+    largest: list[float] = []
     for size in sizes:
         inputs = _varied(x, size)
         try:
-            expected = leaves(model(inputs))
+            answer = model(inputs)
         except RuntimeError as error:
             raise ExportError(
                 f"the model itself rejects a batch of {size} ({error}); pass dynamic_batch=False if it takes one size"
             ) from error
-        found = leaves(written(inputs))
+        expected, found = leaves(answer), leaves(written(inputs))
         wanted, came = ([tuple(each.shape) for each in outputs] for outputs in (expected, found))
         if wanted != came:
             raise ExportError(
                 f"for a batch of {size} the file gives outputs of shape {came}, the model {wanted}; it was not kept"
             )
-        for own, other in zip(expected, found, strict=True):
-            if own.numel():
-                own_values = own.detach().double()
-                gap = float((other.double() - own_values).abs().max())
-                difference = gap if math.isnan(gap) else max(difference, gap)
-                largest = max(largest, float(own_values.abs().max()))
-        if not difference <= tolerance * largest and not difference <= min(
-            _SLACK * _rounding(model, inputs, expected), (most or 0.0) * largest
-        ):
+        gaps = [_most(other.double() - own.detach().double()) for own, other in zip(expected, found, strict=True)]
+        reached = [_most(own.detach().double()) for own in expected]
+        differences = [_larger(*pair) for pair in zip(gaps, differences or gaps, strict=True)]
+        largest = [_larger(*pair) for pair in zip(reached, largest or reached, strict=True)]
+        for index, (difference, own) in enumerate(zip(differences, largest, strict=True)):
+            if difference <= tolerance * own:
+                continue
+            if difference <= min(_SLACK * _rounding(model, inputs, expected)[index], (most or 0.0) * own):
+                continue
+            which = f" in output {leaf_names(answer)[index]!r}" if len(expected) > 1 else ""
             raise ExportError(
-                f"the file differs from the model by up to {difference:.2e}, where outputs reach {largest:.2e} and the"
-                f" tolerance is {tolerance:.0e} of that; it was not kept. Pass a larger tolerance if that is acceptable"
+                f"the file differs from the model by up to {difference:.2e}{which}, where values reach {own:.2e} and"
+                f" the tolerance is {tolerance:.0e} of that; it was not kept. Pass a larger tolerance if that is"
+                " acceptable"
             )
-    return difference, largest
+    pairs = zip(differences, largest, strict=True)
+    return max(pairs, key=lambda pair: pair[0] / (pair[1] or 1.0), default=(0.0, 0.0))
 
 
-def _rounding(model: nn.Module, inputs: Tensor, outputs: list[Tensor]) -> float:
-    """How far outputs are from those in double precision; 0 where that cannot be had."""
+def _most(values: Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0
+
+
+def _larger(one: float, other: float) -> float:
+    """The larger of the two; not a number where one of them is none."""
+    return one if math.isnan(one) else max(other, one)
+
+
+def _rounding(model: nn.Module, inputs: Tensor, outputs: list[Tensor]) -> list[float]:
+    """How far each output is from that in double precision; 0 where that cannot be had."""
+    nothing = [0.0] * len(outputs)
     if not inputs.is_floating_point():
-        return 0.0
+        return nothing
     try:
         exact = leaves(copy.deepcopy(model).double()(inputs.double()))
-        return max(float((own.double() - other).abs().max()) for own, other in zip(outputs, exact, strict=True))
+        return [_most(own.double() - other) for own, other in zip(outputs, exact, strict=True)]
     except (RuntimeError, ValueError):
-        return 0.0
+        return nothing
 
 
 def _varied(x: Tensor, size: int) -> Tensor:
@@ -92,15 +108,3 @@ def _varied(x: Tensor, size: int) -> Tensor:
     generator = torch.Generator().manual_seed(size)
     noise = torch.randn(chosen.shape, generator=generator).to(chosen)
     return chosen + 0.1 * chosen.std(correction=0) * noise
-
-
-def leaves(output: Any) -> list[Tensor]:
-    """All tensors that a model returned, in order.
-
-    >>> [int(each) for each in leaves({"a": torch.tensor(1), "b": (torch.tensor(2), [torch.tensor(3)])})]
-    [1, 2, 3]
-    """
-    if isinstance(output, Tensor):
-        return [output]
-    items = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
-    return [leaf for item in items for leaf in leaves(item)]

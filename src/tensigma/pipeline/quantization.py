@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from tensigma.pipeline.counting import size_of
 from tensigma.pipeline.equalise import equalise as equalised
 from tensigma.pipeline.evaluation import Evaluation, EvaluationProgress
 from tensigma.pipeline.exporting import export
+from tensigma.pipeline.outputs import leaves
 from tensigma.pipeline.qdq import needs_reduced_range, with_half_weights, write_qdq
 from tensigma.pipeline.runtime import OnnxModel, compare, file_size, onnx_module
 from tensigma.planning.answers import class_labels
@@ -55,7 +57,8 @@ class Quantized:
     #: Whether channels between factors were made equally large first, and whether weights take seven bits.
     equalised: bool
     reduce_range: bool
-    #: Relative error of the outputs on the calibration samples, √(Σ|Δy|² ÷ Σ|y|²).
+    #: Relative error of the output on the calibration samples, √(Σ|Δy|² ÷ Σ|y|²); of several outputs, that of
+    #: the worst.
     error: float
     #: The model as it came, in single precision, and as it is now.
     before: Evaluation
@@ -219,10 +222,14 @@ def _halved(model: nn.Module) -> nn.Module:
 
 @torch.inference_mode()
 def _error(before: nn.Module, after: nn.Module, inputs: list[Tensor]) -> float:
-    wrong = whole = 0.0
+    """Of the worst output, where there are several."""
+    wrong: dict[int, float] = defaultdict(float)
+    whole: dict[int, float] = defaultdict(float)
     with borrowed(before), borrowed(after):
         for x in inputs:
-            one, other = (each(x.to(device_of(each) or x.device)).double().cpu() for each in (before, after))
-            wrong += float((one - other).square().sum())
-            whole += float(one.square().sum())
-    return (wrong / whole) ** 0.5 if whole else 0.0
+            outputs = (leaves(each(x.to(device_of(each) or x.device))) for each in (before, after))
+            for index, pair in enumerate(zip(*outputs, strict=True)):
+                one, other = (tensor.double().cpu() for tensor in pair)
+                wrong[index] += float((one - other).square().sum())
+                whole[index] += float(one.square().sum())
+    return max(((wrong[index] / whole[index]) ** 0.5 for index in whole if whole[index]), default=0.0)

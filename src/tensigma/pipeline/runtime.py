@@ -18,6 +18,7 @@ from tensigma.calibration.guard import borrowed
 from tensigma.errors import InputError, MissingExtra, StoreError
 from tensigma.pipeline.evaluation import Evaluation, EvaluationProgress, _reporter, _Tally
 from tensigma.pipeline.latency import Timing, measure_latency
+from tensigma.pipeline.outputs import usual_names
 from tensigma.pipeline.report import Size
 from tensigma.planning.answers import class_labels, scores_of
 
@@ -50,8 +51,8 @@ def onnx_module(name: str) -> Any:
 class OnnxModel(nn.Module):
     """The network in an ONNX file, run by ONNX Runtime on the CPU.
 
-    Called with a tensor it returns a tensor, or a tuple where the file has several outputs, so that
-    :func:`tensigma.evaluate` takes it like any model.
+    Called with a tensor it returns a tensor, or where the file has several outputs a dict of them by name, or a tuple
+    where they are only numbered, so that :func:`tensigma.evaluate` takes it like any model.
 
     Args:
         path: The file. It is read once and may be removed afterwards.
@@ -79,15 +80,19 @@ class OnnxModel(nn.Module):
             raise InputError(f"{self.path} takes {len(inputs)} inputs ({names}); networks with one can be run")
         self._input = inputs[0].name
         self._dtype = _TYPES.get(inputs[0].type)
+        self._outputs = [each.name for each in self._session.get_outputs()]
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...] | dict[str, Tensor]:
         given = x.detach().to(device="cpu", dtype=self._dtype).contiguous().numpy()
         try:
             found = self._session.run(None, {self._input: given})
         except Exception as error:
             raise InputError(f"{self.path} rejects an input of shape {tuple(x.shape)}: {_first_line(error)}") from error
         outputs = tuple(torch.from_numpy(np.asarray(each)) for each in found)
-        return outputs[0] if len(outputs) == 1 else outputs
+        if len(outputs) == 1:
+            return outputs[0]
+        numbered = self._outputs == usual_names(len(outputs))
+        return outputs if numbered else dict(zip(self._outputs, outputs, strict=True))
 
 
 def compare(
