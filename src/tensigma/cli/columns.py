@@ -38,9 +38,9 @@ def arrange(
 ) -> Layout:
     """Widths that fit into ``room``, so that names stay whole and words unbroken.
 
-    First heads are broken at blanks and the column ``remarks`` becomes narrower; then its texts go below the table,
-    each once, with marks in the column ``marked``; then other texts are wrapped, then numbers; at last names are
-    folded.
+    First heads are broken at blanks and the column ``remarks`` becomes narrower, unless it repeats itself; then its
+    texts go below the table, each once, with marks in the column ``marked``; then other texts are wrapped, then
+    numbers; at last names are folded.
 
     >>> layout = arrange(["layer", "why"], [["conv1", "it is small"], ["fc", "it is small"]], right=(), room=12,
     ...                  remarks=1)
@@ -55,7 +55,7 @@ def arrange(
         steps.append((layout, []))
     for step, soft in steps:
         widths = _fitted(step, soft, room, least=_SENTENCE)
-        if _total(widths) <= room:
+        if _total(widths) <= room and not any(_repeats(step, index, widths[index]) for index in soft):
             return replace(step, widths=widths)
     others = range(1, len(layout.header))
     widths = _fitted(layout, [index for index in others if index not in layout.right], room)
@@ -64,6 +64,12 @@ def arrange(
     if _total(widths) > room:
         widths[0] = max(min(_NAME, widths[0]), room - (_total(widths) - widths[0]))
     return replace(layout, widths=widths)
+
+
+def _repeats(layout: Layout, column: int, width: int) -> bool:
+    """Whether a text that has to be wrapped is there more than once, and would fill lines with nothing new."""
+    wrapped = [row[column] for row in layout.rows if cell_len(row[column]) > width]
+    return len(wrapped) > len(set(wrapped))
 
 
 def _total(widths: Sequence[int]) -> int:
