@@ -54,9 +54,13 @@ def speed(ratio: float | None) -> str:
 
 
 def times(before: float | None, after: float | None, word: str = "less") -> str:
-    """How many times less; nothing where one of the two is not known.
+    """How many times less, or more; nothing where one of the two is not known.
 
-    >>> times(10, 4)
-    '2.50× less'
+    >>> times(10, 4), times(97, 100), times(97, 100, "smaller")
+    ('2.50× less', '1.03× more', '1.03× larger')
     """
-    return f"{before / after:.2f}× {word}" if before and after else ""
+    if not before or not after:
+        return ""
+    if after > before:
+        return f"{after / before:.2f}× {'larger' if word == 'smaller' else 'more'}"
+    return f"{before / after:.2f}× {word}"
