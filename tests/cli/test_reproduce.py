@@ -114,6 +114,14 @@ def test_the_names_are_whole_at_80_columns():
     assert "…" not in capture.get()
 
 
+def test_a_config_of_ones_own_may_have_a_name_of_its_own(run, place: Path, config: str):
+    text = run("reproduce", "smaller", "--config", config, "--out", "found").stdout
+    assert "## smaller: Digits at two ranks" in text
+    assert "In the paper" not in text
+    assert (place / "found" / "smaller.tiny.json").is_file()
+    assert "letters, digits" in run("reproduce", "a/b", "--config", config, code=1).stderr
+
+
 def test_the_whole_page(run, place: Path):
     run("reproduce", "--table", "all", "--to", "docs/paper.md")
     text = (place / "docs" / "paper.md").read_text()
@@ -166,7 +174,7 @@ def test_the_users_own_models_and_images(run, place: Path):
         (("fisher", "--to", "x.md"), "add --table"),
         (("--table", "all", "--to", "x.svg"), "one experiment"),
         (("--table", "fisher", "--to", "x.pdf"), "a table is written to .md"),
-        (("--table", "greedy_table", "--to", "x.svg"), "is a table"),
+        (("--table", "greedy_table", "--to", "x.svg"), "has no figure to show"),
         (("fisher", "--weights", "squeezenet"), "NAME=VALUE"),
     ],
 )

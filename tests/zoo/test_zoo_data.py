@@ -348,6 +348,7 @@ def test_factories(tmp_path: Path) -> None:
     ("spec", "message"),
     [
         ("imagefoldr:x", "names no data; did you mean imagefolder:…"),
+        ("digits:?holdout=0.3", "holdout=0.3 came without split="),
         ("digits:?siz=3", "the option 'siz' is not known; did you mean 'size'"),
         ("digits:?size=large", "size=large came; give a whole number"),
         ("digits:?size=0", "size=0 came; give a whole number of at least 1"),

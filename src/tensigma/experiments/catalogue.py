@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import fields, is_dataclass
 from importlib import resources
@@ -61,7 +62,11 @@ def configs_of(name: str) -> list[str]:
 
 
 def printed_of(name: str) -> Printed:
-    """The numbers that the paper itself prints; none for experiments that are not in it."""
+    """The numbers that the paper itself prints; none for experiments that are not in it.
+
+    >>> printed_of("mine")
+    Printed(columns=(), rows=(), note='')
+    """
     return load_config(name, "paper").printed if "paper" in configs_of(name) else Printed()
 
 
@@ -71,8 +76,8 @@ def load_config(name: str, config: str = "substitute") -> Config:
     >>> load_config("fisher", "paper").models["googlenet"].spec
     'torchvision:googlenet'
     """
-    check_name(name)
     if config in CONFIGS:
+        check_name(name)
         if config not in configs_of(name):
             raise InputError(f"{name} has no config {config!r}; it has {', '.join(configs_of(name))}")
         text = (_FOLDER / config / f"{name}.toml").read_text(encoding="utf-8")
@@ -80,6 +85,9 @@ def load_config(name: str, config: str = "substitute") -> Config:
     file = Path(config)
     if not file.is_file():
         raise InputError(f"config {config!r} came; give substitute, paper, or a TOML file")
+    # A file of one's own may have a name of its own; it becomes that of the results.
+    if not re.fullmatch(r"[\w-]+", name):
+        raise InputError(f"an experiment called {name!r} came; a name has letters, digits, - and _")
     return parse_config(_toml(file.read_text(encoding="utf-8"), config), name=name, config=file.stem)
 
 

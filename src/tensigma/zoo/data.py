@@ -122,7 +122,9 @@ def _open_cifar(spec: Spec, options: DataOptions) -> tuple[Source, View, DataOpt
     source = opener(Path(spec.target).expanduser(), stored)
     # What is stored apart needs no further split, unless a share of the training set is to be held out.
     split = options.split if options.split == "val" or options.holdout is not None else None
-    return source, _array_view(source, options), replace(options, split=None if stored == "test" else split)
+    if stored == "test":
+        return source, _array_view(source, options), replace(options, split=None, holdout=None)
+    return source, _array_view(source, options), replace(options, split=split)
 
 
 def _open_digits(spec: Spec, options: DataOptions) -> tuple[Source, View, DataOptions]:

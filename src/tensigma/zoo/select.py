@@ -22,6 +22,8 @@ def permutation(n: int, seed: int) -> list[int]:
 def choose(spec: Spec, source: Source, options: DataOptions) -> Tensor:
     """Indices of the images to use, in order."""
     order = permutation(len(source), options.seed)
+    if options.holdout is not None and options.split is None:
+        raise InputError(f"{spec}: holdout={options.holdout:g} came without split=; say split=train or split=val")
     if options.split is not None:
         if options.split == "test":
             raise InputError(f"{spec}: split=test came, but this set has no test set; give train or val with holdout=")
