@@ -78,7 +78,7 @@ def test_quantize_a_folder(run, run_json, small: Path, place: Path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        pytest.param(("export", "absent", "--out", "a.onnx"), "SCHEME:NAME", id="neither-model-nor-folder"),
+        pytest.param(("export", "absent", "--out", "a.onnx"), "no such folder", id="neither-model-nor-folder"),
         pytest.param(("export", "folder", "--out", "a.onnx"), "no compressed model", id="another-folder"),
         pytest.param(("export", MODEL, "--original", MODEL, "--out", "a.onnx"), "--original", id="original"),
         pytest.param(("export", MODEL, "--input", "3x8x8", "--out", "a.onnx"), "cannot be written", id="shape"),
