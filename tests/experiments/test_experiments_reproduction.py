@@ -22,6 +22,7 @@ from tensigma.experiments.sections import section_of
 from tensigma.experiments.settings import Config, parse_config
 from tensigma.experiments.tables import markdown
 from tensigma.experiments.workshop import Overrides, Workshop
+from tensigma.planning import plan
 
 DIGITS: dict[str, Any] = {
     "kind": "accuracy",
@@ -151,6 +152,21 @@ def test_seeds_change_images_or_starts_and_become_a_spread(tmp_path: Path):
     assert "**Substitute.** digits stand in for everything" in text
     assert "In the paper:" in text
     assert "Beside classical" in text
+
+
+def test_seeds_of_the_solver_are_those_of_random_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    plans = []
+
+    def spy(*arguments: Any, **keywords: Any) -> Any:
+        plans.append(keywords["options"])
+        return plan(*arguments, **keywords)
+
+    monkeypatch.setattr(accuracy, "plan", spy)
+    go(digits(seeds_of="solver", study=[{**DIGITS["study"][0], "alphas": [1.1]}]), tmp_path / "starts")
+    assert plans == [{"seed": seed, "init": "random"} for _ in range(2) for seed in (0, 1)]
+    plans.clear()
+    go(digits(study=[{**DIGITS["study"][0], "alphas": [1.1]}]), tmp_path / "images")
+    assert plans == [{"seed": 0}] * 3
 
 
 def test_a_network_is_trained_once_and_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

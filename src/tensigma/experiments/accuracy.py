@@ -131,6 +131,7 @@ def _settings(config: Config, series: Series) -> dict[str, Any]:
         "source": source,
         "precision": series.precision,
         "finetune": tuning,
+        **({"init": "random"} if config.seeds_of == "solver" else {}),
     }
 
 
@@ -151,8 +152,10 @@ def _compressed(
     if norm.needs_stats:
         assert series.source is not None
         stats = workshop.stats(study.model, settings, config.sources, series.source, seed=seed, fisher=norm.fisher)
-    solver_seed = seed if config.seeds_of == "solver" else 0
-    options = {"seed": solver_seed} if series.method in ("cp", "cp-joint") else None
+    options: dict[str, Any] = {}
+    if series.method in ("cp", "cp-joint"):
+        # The usual start is computed from the kernel and knows no chance, so that a seed would change nothing.
+        options = {"seed": seed, "init": "random"} if config.seeds_of == "solver" else {"seed": 0}
     made = plan(
         model,
         stats,
