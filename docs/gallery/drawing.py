@@ -66,4 +66,4 @@ def keep(figure: Any, name: str) -> None:
     if "ipykernel" not in sys.modules:
         folder = Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).parents[1] / "images" / "gallery"
         folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(folder / name, dpi=120)
+        figure.savefig(folder / name, dpi=110)
