@@ -148,7 +148,7 @@ def single_output(seed: int = 0) -> tuple[nn.Sequential, nn.Sequential]:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
     small = copy.deepcopy(model)
     with torch.no_grad():
-        small[2].weight.mul_(0.8)
+        small.get_parameter("2.weight").mul_(0.8)
     return model, small
 
 
