@@ -17,8 +17,6 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_page_is_up_to_date(tmp_path: Path):
     page, results = ROOT / "docs" / "paper.md", ROOT / "results" / "paper"
-    if not page.is_file() or not results.is_dir():
-        pytest.skip("the page or the results are not part of this copy")
     write_page([Results.open(results, load_config(name)) for name in PAPER], tmp_path / "paper.md")
     advice = "run: tensigma reproduce --table all --to docs/paper.md"
     assert page.read_text() == (tmp_path / "paper.md").read_text(), advice
@@ -29,7 +27,5 @@ def test_the_page_is_up_to_date(tmp_path: Path):
 @pytest.mark.parametrize(("name", "page"), [("beyond", "beyond.md"), ("norms", "results.md")])
 def test_pages_of_our_own_experiments_are_up_to_date(name: str, page: str):
     results = ROOT / "results" / "paper"
-    if not results.is_dir():
-        pytest.skip("the results are not part of this copy")
     made = markdown(section_of(Results.open(results, load_config(name))), alone=True)
     assert (ROOT / "docs" / page).read_text() == made, f"run: tensigma reproduce --table {name} --to docs/{page}"

@@ -83,24 +83,25 @@ def _hide_type(annotation: Any) -> None:
             option.metavar = ""
 
 
+def _as_flag(option: Any) -> Any:
+    """An option that is shown without the kind of its value."""
+    if option is not None:
+        option.metavar = ""
+    return option
+
+
 class Command(TyperCommand):
     """A command whose ``--help`` is a flag like others."""
 
     def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
-        if option is not None:
-            option.metavar = ""
-        return option
+        return _as_flag(super().get_help_option(ctx))
 
 
 class Group(TyperGroup):
     """The same for several commands under one name."""
 
     def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
-        if option is not None:
-            option.metavar = ""
-        return option
+        return _as_flag(super().get_help_option(ctx))
 
 
 def command_line() -> list[str] | None:
