@@ -29,6 +29,7 @@ from tensigma.cli.options import (
     Seed,
     Skip,
     Stats,
+    Weigh,
     Weights,
     Workers,
 )
@@ -38,10 +39,12 @@ from tensigma.cli.plan import (
     check_absent,
     check_choice,
     check_layers,
+    check_weigh,
     plan_as_asked,
     plan_facts,
     plan_notes,
     statistics,
+    trial_data,
 )
 from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
@@ -119,6 +122,7 @@ def compress(
     skip: Skip = None,
     weights: Weights = None,
     data: DataNames = None,
+    weigh: Weigh = None,
     eval_data: EvalData = None,
     holdout: Holdout = None,
     stats: Stats = None,
@@ -170,7 +174,7 @@ def compress(
     """
     check_choice(budget=budget, ranks=ranks, plan=plan)
     if plan is not None:
-        check_absent(context, "method", "norm", "layers", "skip", "holdout")
+        check_absent(context, "method", "norm", "layers", "skip", "holdout", "weigh")
     check_folder(out, force=force, format=MODEL)
     given = None if plan is None else Plan.load(plan)
     try:
@@ -184,6 +188,7 @@ def compress(
     images = data_of(data, batch_size, workers)
     judged = (data_of(eval_data, batch_size, workers) or images) if evaluate else None
     known_images, tried = apart(budget, stats, images, data_of(holdout, batch_size, workers))
+    check_weigh(weigh, budget, images if tried is None else tried)
     wishes = {"--sequential": sequential, "--refine": refine is not None, "--reestimate-bn": reestimate_bn}
     for wish in (wish for wish, wanted in wishes.items() if wanted and images is None):
         raise typer.BadParameter(f"{wish} reads images, without their labels: name them with --data")
@@ -193,7 +198,10 @@ def compress(
     with process_group(device):
         known = statistics(screen, network, stats, known_images, norms, max_samples, device, seed)
         if given is None:
-            given = plan_as_asked(screen, network, known, budget, ranks, method, norm, layers, skip, seed, tried)
+            at_hand = trial_data(tried, first_of(known_images, max_samples))
+            given = plan_as_asked(
+                screen, network, known, budget, ranks, method, norm, layers, skip, seed, at_hand, weigh
+            )
             for note in plan_notes(given):
                 screen.note(note)
         if screen.verbose and not screen.json:

@@ -20,7 +20,7 @@ from tensigma.cli.tables import Columns
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, Layer, find_layers
 from tensigma.planning import METHODS
-from tensigma.planning.planner import first_convolution
+from tensigma.planning.sieve import first_convolution
 from tensigma.report.numbers import number, short
 
 InputShape = Annotated[

@@ -55,6 +55,17 @@ DataNames = Annotated[
         rich_help_panel=_DATA,
     ),
 ]
+Weigh = Annotated[
+    bool | None,
+    typer.Option(
+        "--weigh/--no-weigh",
+        help="Share out --budget by what an error in each layer does to the answers, measured on up to 256 images of "
+        "--data, and keep it only where it does better than counting all layers alike. By default wherever there is "
+        "--data.",
+        rich_help_panel=_WHAT,
+        show_default=False,
+    ),
+]
 BatchSize = Annotated[
     int, typer.Option("--batch-size", min=1, metavar="N", help="Images at a time.", rich_help_panel=_DATA)
 ]

@@ -12,7 +12,7 @@ from tensigma.calibration import Calibration
 from tensigma.calibration.distributed import process_group
 from tensigma.cli.calibrate import run_calibration
 from tensigma.cli.command import command
-from tensigma.cli.loading import data_of, model_of
+from tensigma.cli.loading import data_of, first_of, model_of
 from tensigma.cli.options import (
     BatchSize,
     BudgetOption,
@@ -29,6 +29,7 @@ from tensigma.cli.options import (
     Seed,
     Skip,
     Stats,
+    Weigh,
     Weights,
     Workers,
 )
@@ -61,6 +62,7 @@ def plan(
     weights: Weights = None,
     stats: Stats = None,
     data: DataNames = None,
+    weigh: Weigh = None,
     holdout: Holdout = None,
     max_samples: MaxSamples = None,
     batch_size: BatchSize = 64,
@@ -99,8 +101,10 @@ def plan(
     network = model_of(screen, model, weights, device, seed)
     check_layers(network, layers, skip)
     images, tried = apart(budget, stats, data_of(data, batch_size, workers), data_of(holdout, batch_size, workers))
+    check_weigh(weigh, budget, images if tried is None else tried)
     known = statistics(screen, network, stats, images, [norm], max_samples, device, seed)
-    made = plan_as_asked(screen, network, known, budget, ranks, method, norm, layers, skip, seed, tried)
+    at_hand = trial_data(tried, first_of(images, max_samples))
+    made = plan_as_asked(screen, network, known, budget, ranks, method, norm, layers, skip, seed, at_hand, weigh)
     if out is not None and screen.speaks:
         out.parent.mkdir(parents=True, exist_ok=True)
         made.save(out)
@@ -155,6 +159,19 @@ def apart(budget: Budget | None, stats: Path | None, images: Any, holdout: Any) 
     return aside, aside
 
 
+def check_weigh(weigh: bool | None, budget: Budget | None, images: Any) -> None:
+    """Refuse ``--weigh`` where there is nothing to weigh or nothing to measure with."""
+    if weigh and budget is None:
+        raise typer.BadParameter("--weigh goes with --budget, which is shared out among the layers")
+    if weigh and images is None:
+        raise typer.BadParameter("--weigh reads images, without their labels: name them with --data")
+
+
+def trial_data(tried: Any, images: Any) -> Any:
+    """What plans are tried on: the held-out data of a search, or the images at hand."""
+    return tried.held if isinstance(tried, SetAside) else images if tried is None else tried
+
+
 def statistics(
     screen: Screen,
     model: nn.Module,
@@ -194,9 +211,10 @@ def plan_as_asked(
     layers: list[str] | None,
     skip: list[str] | None,
     seed: int,
-    tried: Any = None,
+    data: Any = None,
+    weigh: bool | None = None,
 ) -> Plan:
-    """The plan that the options of a command line ask for; ``tried`` is the held-out data of a search."""
+    """The plan that the options of a command line ask for; ``data`` is what plans are tried on."""
     with screen.progress("planning") as progress:
         return make_plan(
             model,
@@ -208,7 +226,8 @@ def plan_as_asked(
             layers=which_layers(layers),
             skip=which_skipped(skip),
             options={"seed": seed},
-            data=tried.held if isinstance(tried, SetAside) else tried,
+            weights=None if weigh is False else "auto",
+            data=data,
             progress=progress,
         )
 
@@ -223,11 +242,22 @@ def plan_notes(made: Plan) -> list[str]:
             f"the layers take {after:.3g} of {before:.3g} ms, a share of {after / before:.2f}, "
             f"in {note['runtime']} at batch {note['batch']}"
         )
+    if "weighing" in made.notes:
+        found.append(_weighing(made.notes["weighing"]))
     if "drop" in made.notes:
         note = made.notes["drop"]
         beside = "" if note["measure"] == "agreement" else f", the original {percent(note['original'])}"
         found.append(f"{note['measure']} {percent(note['kept'])}{beside} on {note['samples']:,} held-out samples")
     return found
+
+
+def _weighing(note: Any) -> str:
+    """How the budget was shared out, in words."""
+    if not note["power"]:
+        return f"errors of all layers count alike, which did best on {note['samples']:,} samples"
+    best = ", which did best" if note["tried"] else ""
+    power = f"to the power {note['power']:g}{best} on {note['samples']:,} samples"
+    return f"errors count by their effects on the answers, {power}"
 
 
 def plan_facts(made: Plan) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rich.text import Text
 from tensigma.calibration import Progress as CalibrationProgress
 from tensigma.experiments.reproduction import ReproductionProgress
 from tensigma.pipeline import CompressionProgress, EvaluationProgress, RefinementProgress
-from tensigma.planning import PlanningProgress, SearchProgress, TimingProgress
+from tensigma.planning import EffectProgress, PlanningProgress, SearchProgress, TimingProgress, TrialProgress
 
 # Seconds between lines at first and at most: often enough to see that it lives, rarely enough for a log.
 _FIRST, _MOST = 2.0, 30.0
@@ -84,13 +84,11 @@ def _(state: PlanningProgress, seconds: float) -> Step:
     return Step(done=state.work, total=1.0, text=str(state), remaining=state.remaining)
 
 
-@step_of.register
-def _(state: TimingProgress, seconds: float) -> Step:
-    return Step(done=state.done, total=state.total, text=str(state), remaining=state.remaining)
-
-
-@step_of.register
-def _(state: SearchProgress, seconds: float) -> Step:
+@step_of.register(TimingProgress)
+@step_of.register(EffectProgress)
+@step_of.register(TrialProgress)
+@step_of.register(SearchProgress)
+def _(state: TimingProgress | EffectProgress | TrialProgress | SearchProgress, seconds: float) -> Step:
     return Step(done=state.done, total=state.total, text=str(state), remaining=state.remaining)
 
 

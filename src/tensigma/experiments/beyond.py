@@ -15,7 +15,8 @@ Options of the config::
     rates = { resnet20 = [3.5] }           # where not all, by model
     sequential = false
     reestimate_bn = false
-    weigh = 0.0                            # power of the weights from tensigma.planning.sensitivities
+    weigh = "effects"                      # weights="auto" of tensigma.plan; a number is a power of the weights that
+                                           # tensigma.planning.sensitivities finds from gradients, 0 for none
     refine = { resnet20 = 40000 }          # samples passed, by model
 
 Rules have no budget: their ratio α is chosen so that the rate comes as near to the wanted one as it can from below,
@@ -63,7 +64,7 @@ class Variant:
     rates: Mapping[str, list[float]] = field(default_factory=dict)
     sequential: bool = False
     reestimate_bn: bool = False
-    weigh: float = 0.0
+    weigh: float | str = 0.0
     refine: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -81,6 +82,8 @@ class Variant:
             made = cls(**table)
         except TypeError as error:
             raise InputError(f"{where}: a variant is incomplete: {error}") from None
+        if isinstance(made.weigh, str) and made.weigh != "effects":
+            raise InputError(f"{where}: weigh {made.weigh!r} came; it takes 'effects' or a power of gradients")
         if made.ranks not in (*_RULES, "budget"):
             raise InputError(f"{where}: ranks {made.ranks!r} came; there are {', '.join(_RULES)} and budget")
         return made
@@ -138,6 +141,7 @@ class Beyond:
             facts = refine_(small, model, data, settings, blocks=blocks, progress=workshop.report)
         if variant.reestimate_bn:
             reestimate_bn_(small, data)
+        weighing = {key: value for key, value in report.notes.get("weighing", {}).items() if key != "effects"}
         assert report.after.macs is not None
         assert report.before.macs is not None
         return {
@@ -146,6 +150,7 @@ class Beyond:
             "formats": dict(Counter(layer.method for layer in report.compressed)),
             "sequential": report.notes["sequential"],
             "compression_seconds": round(report.seconds, 1),
+            **({"weighing": weighing} if weighing else {}),
             **({"refinement": _plain(facts)} if facts else {}),
             **self._judged(config, study, small, model, workshop),
         }
@@ -207,8 +212,12 @@ class Beyond:
         if variant.ranks == "budget":
             if workshop.limit is not None:
                 rate = 1.02  # the few layers of the quick form have little to give
-            weights = sensitivities(model, data, power=variant.weigh) if variant.weigh else None
-            return plan(model, stats, budget=Params(1 / rate), weights=weights, **common)
+            weights: Any = None
+            if isinstance(variant.weigh, str):
+                weights = "auto"
+            elif variant.weigh:
+                weights = sensitivities(model, data, power=variant.weigh)
+            return plan(model, stats, budget=Params(1 / rate), weights=weights, data=data, **common)
         rule = _RULES[variant.ranks]
 
         def attempt(alpha: float) -> Plan:

@@ -48,6 +48,7 @@ def compress(
     layers: str | Sequence[str] = "all",
     skip: str | Sequence[str] | None = None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    weights: Mapping[str, float] | Literal["auto"] | None = "auto",
     data: Any = None,
     sequential: bool | Literal["auto"] = "auto",
     refine: int | Refine | None = None,
@@ -66,7 +67,8 @@ def compress(
         model: Any module.
         plan_or_batches: A plan, or batches as :func:`tensigma.calibrate` takes them.
         stats: What calibration gathered; not needed where all norms of the plan are ``"frobenius"``.
-        budget: For the one-call form, as are ``ranks``, ``method``, ``norm``, ``layers``, ``skip`` and ``overrides``.
+        budget: For the one-call form, as are ``ranks``, ``method``, ``norm``, ``layers``, ``skip``, ``overrides``
+            and ``weights``.
         data: Batches, of which labels are never read, for what a plan and its statistics cannot do alone: calibration
             where ``stats`` is missing, and the three options below. In the one-call form they are the batches; under
             ``Drop``, which may count right answers by their labels, they are the held-out batches that it is searched
@@ -130,7 +132,8 @@ def compress(
             layers=layers,
             skip=skip,
             overrides=overrides,
-            data=data.held if isinstance(data, SetAside) else data if searched else None,
+            weights=weights,
+            data=data.held if isinstance(data, SetAside) else plan_or_batches if data is None else data,
             input=input,
             progress=progress,
         )
@@ -156,6 +159,8 @@ def compress(
     small = copy.deepcopy(model)
     replace_(small, {name: solution.modules for name, (solution, _) in solved.items()})
     notes: dict[str, Any] = {"sequential": in_sequence}
+    if "weighing" in carried.notes:
+        notes["weighing"] = carried.notes["weighing"]
     if refine is not None:
         blocks = blocks_around(model, list(solved))
         settings = Refine.of(refine)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
 from tensigma.calibration import LayerStats
 from tensigma.errors import TensigmaError
+from tensigma.layers import Geometry
 from tensigma.pipeline.cache import Cache
 from tensigma.pipeline.progress import CompressionProgress, Reporter
 from tensigma.planning import Entry
+from tensigma.planning.parallel import side_by_side, work_of
 from tensigma.planning.solve import Solution, solve
-
-# Products of matrices up to this size gain little from more than one thread.
-_SMALL = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,18 +31,14 @@ class Job:
         return self.entry.name
 
     @property
-    def work(self) -> int:
-        """A rough count of operations, for sharing and for estimates of time."""
-        geometry = self.entry.geometry
-        assert geometry is not None
-        t, d = geometry.kernel_shape[0], geometry.patch_size
-        return geometry.groups * d**2 * (t + d) + 10**6
+    def geometry(self) -> Geometry:
+        assert self.entry.geometry is not None
+        return self.entry.geometry
 
     @property
-    def is_small(self) -> bool:
-        geometry = self.entry.geometry
-        assert geometry is not None
-        return geometry.patch_size <= _SMALL and geometry.kernel_shape[0] <= _SMALL
+    def work(self) -> int:
+        """A rough count of operations, for sharing and for estimates of time."""
+        return work_of(self.geometry)
 
     def run(self, cache: Cache | None) -> tuple[Solution, bool]:
         """The solution, and whether it was found in the cache."""
@@ -83,41 +75,5 @@ def run_jobs(
             )
         )
 
-    threads = torch.get_num_threads() if workers is None else workers
-    small = [job for job in jobs if job.is_small]
-    if min(threads, len(small)) > 1:
-        _side_by_side(small, min(threads, len(small)), lambda job: job.run(cache), done)
-        rest = [job for job in jobs if not job.is_small]
-    else:
-        rest = list(jobs)
-    for job in rest:
-        done(job, job.run(cache))
+    side_by_side(jobs, lambda job: job.run(cache), geometry=lambda job: job.geometry, threads=workers, done=done)
     return {job.name: solved[job.name] for job in jobs}
-
-
-def _side_by_side(
-    jobs: Sequence[Job],
-    threads: int,
-    run: Callable[[Job], tuple[Solution, bool]],
-    done: Callable[[Job, tuple[Solution, bool]], None],
-) -> None:
-    # The heaviest first, so that no thread ends alone with a long one.
-    ordered = sorted(jobs, key=lambda job: -job.work)
-    with _kept_threads(), ThreadPoolExecutor(threads, "tensigma-solve", lambda: torch.set_num_threads(1)) as pool:
-        pending = {pool.submit(run, job): job for job in ordered}
-        try:
-            for future in as_completed(pending):
-                done(pending[future], future.result())
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-@contextmanager
-def _kept_threads() -> Iterator[None]:
-    """Leave the number of threads that torch uses as it was found."""
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

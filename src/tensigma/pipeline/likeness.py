@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from tensigma.planning.probe import floats_of
 
 #: A batch of few values may have next to no variance; so much of that of all samples is taken in its place.
 _LEAST = 0.1
@@ -44,7 +46,7 @@ class Likeness:
     def __call__(self, x: Tensor) -> Tensor:
         answers, wanted = self._targets(x)
         with _outputs(self._small, list(wanted)) as given:
-            own = _tensors(self._small(x))
+            own = floats_of(self._small(x))
         pairs = enumerate(zip(own, answers, strict=True))
         loss = torch.stack([self._distance(y, target, index) for index, (y, target) in pairs]).sum()
         for name, target in wanted.items():
@@ -59,7 +61,7 @@ class Likeness:
     @torch.no_grad()
     def _targets(self, x: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
         with _outputs(self._original, self._blocks) as wanted:
-            return _tensors(self._original(x)), wanted
+            return floats_of(self._original(x)), wanted
 
     def _variances(self, probe: Sequence[Tensor]) -> dict[int | str, float]:
         """The least variance that each target is taken to have."""
@@ -105,14 +107,3 @@ def _outputs(model: nn.Module, names: list[str]) -> Iterator[dict[str, Tensor]]:
         for name in names:
             stack.callback(model.get_submodule(name).register_forward_hook(keep(name)).remove)
         yield found
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    """All tensors with a gradient to speak of in the answer of a model."""
-    if isinstance(output, Tensor):
-        return [output] if output.is_floating_point() else []
-    if isinstance(output, Mapping):
-        output = list(output.values())
-    if isinstance(output, tuple | list):
-        return [tensor for item in output for tensor in _tensors(item)]
-    return []

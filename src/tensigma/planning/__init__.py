@@ -9,7 +9,7 @@ from tensigma.planning.methods import METHODS, Method, method_of
 from tensigma.planning.norms import NORMS, Norm, norm_of
 from tensigma.planning.planner import plan
 from tensigma.planning.plans import Plan
-from tensigma.planning.progress import PlanningProgress, SearchProgress, TimingProgress
+from tensigma.planning.progress import EffectProgress, PlanningProgress, SearchProgress, TimingProgress, TrialProgress
 from tensigma.planning.ranks import VBMF, Energy, RankRule, Ranks, SigmaVBMF
 from tensigma.planning.sensitivity import sensitivities
 
@@ -20,6 +20,7 @@ __all__ = [
     "Budget",
     "CostBudget",
     "Drop",
+    "EffectProgress",
     "Energy",
     "Entry",
     "Latency",
@@ -35,6 +36,7 @@ __all__ = [
     "SetAside",
     "SigmaVBMF",
     "TimingProgress",
+    "TrialProgress",
     "method_of",
     "norm_of",
     "plan",

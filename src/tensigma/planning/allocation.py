@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,8 +56,16 @@ class Allocation:
         self._candidates = [draft for draft in drafts if isinstance(draft, Candidate)]
         self._entries = [draft for draft in drafts if isinstance(draft, Entry)]
         self._timed: dict[Latency, _Priced] = {}
+        #: How much the loss of each layer counts; 1 for those that are not named.
+        self.weights: Mapping[str, float] = {}
         #: Layer name → everything that may become of it.
         self.curves: Mapping[str, list[Option]] = _curves(self._candidates, report)
+
+    def weighted(self, weights: Mapping[str, float]) -> Allocation:
+        """The same curves, shared out with other weights for the losses of the layers."""
+        other = copy.copy(self)
+        other.weights = dict(weights)
+        return other
 
     def plan(self, budget: CostBudget, *, progress: bool | Callable[[Any], None] = False) -> Plan:
         """The plan for this budget. Nothing is computed that was not before, so it takes milliseconds.
@@ -66,7 +75,7 @@ class Allocation:
         if not isinstance(budget, CostBudget):
             raise InputError(f"the front knows costs alone: Params, Macs or Latency; {budget!r} needs tensigma.plan")
         priced = self._priced(budget, reporter(progress))
-        chosen = allocate(priced.curves, budget, total=priced.total, rest=priced.rest)
+        chosen = allocate(priced.curves, budget, total=priced.total, rest=priced.rest, weights=self.weights)
         entries = [
             draft if isinstance(draft, Entry) else _entry_of(draft, chosen[draft.name]) for draft in self._drafts
         ]
@@ -80,7 +89,7 @@ class Allocation:
         """Every corner of the front, by rising share of the parameters (or of what else the kind of budget counts)."""
         asked = budget(1.0) if isinstance(budget, type) else budget
         priced = self._priced(asked, reporter(False))
-        points = Front(priced.curves, asked.field).points
+        points = Front(priced.curves, asked.field, self.weights).points
         return [TradeOff((priced.rest + point.cost) / (priced.total or 1), point.error) for point in points]
 
     def _priced(self, budget: CostBudget, report: Report) -> _Priced:

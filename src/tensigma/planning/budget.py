@@ -63,13 +63,19 @@ class Macs(CostBudget):
 
 
 def allocate(
-    curves: Mapping[str, Sequence[Option]], budget: CostBudget, *, total: float, rest: float
+    curves: Mapping[str, Sequence[Option]],
+    budget: CostBudget,
+    *,
+    total: float,
+    rest: float,
+    weights: Mapping[str, float] | None = None,
 ) -> Mapping[str, Option]:
     """The option of every layer that keeps the whole model within ``budget`` at the lowest expected loss.
 
-    ``total`` is what the whole model costs now and ``rest`` what is not in ``curves``, both in the unit of the budget.
+    ``total`` is what the whole model costs now and ``rest`` what is not in ``curves``, both in the unit of the budget;
+    ``weights`` says how much the loss of each layer counts, where not all count alike.
     """
-    front = Front(curves, budget.field)
+    front = Front(curves, budget.field, weights)
     smallest = rest + front.cheapest
     if smallest > budget.share * total:
         raise InputError(

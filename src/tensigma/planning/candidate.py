@@ -33,8 +33,6 @@ class Candidate:
     options: Mapping[str, Any] = field(default_factory=dict)
     #: The methods among which a budget may choose.
     choices: tuple[Method, ...] = ()
-    #: How much a squared error of this layer counts under a budget.
-    weight: float = 1.0
 
     @cached_property
     def spectra(self) -> Spectra:

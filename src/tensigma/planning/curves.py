@@ -14,6 +14,8 @@ from tensigma.planning.norms import energy_views
 
 #: By what a cost is measured.
 Measure = Literal["params", "macs", "seconds"]
+# A layer that keeps nothing has lost all, and not more.
+_MOST = 1 - 1e-9
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,6 @@ class Option:
     error2: float
     #: Measured time; None where nobody has asked for it.
     seconds: float | None = None
-    #: How much an error of this layer counts beside those of others.
-    weight: float = 1.0
 
     @property
     def error(self) -> float:
@@ -36,8 +36,14 @@ class Option:
 
     @property
     def loss(self) -> float:
-        """What a budget is shared out by."""
-        return self.weight * self.error2
+        """What a budget is shared out by: −log of the share of the output's energy that the layer keeps.
+
+        For small errors it is the squared error. Large ones count more, because what layers keep multiplies.
+
+        >>> [round(Option(None, None, Cost(1, 1), error2).loss, 3) for error2 in (0.0, 0.01, 0.5)]
+        [0.0, 0.01, 0.693]
+        """
+        return -math.log1p(-min(self.error2, _MOST))
 
     def price(self, measure: Measure) -> float:
         """What the option costs by this measure; whole numbers but for seconds."""
@@ -50,7 +56,7 @@ class Option:
 def curve(layer: Candidate) -> list[Option]:
     """Every option worth having for a layer, the layer as it is among them."""
     dense = layer.cost(None)
-    options = [Option(None, None, dense, 0.0, weight=layer.weight)]
+    options = [Option(None, None, dense, 0.0)]
     views = energy_views(layer.kernels, layer.norm.targets(layer.geometry, layer.stats))
     shares = [metric.norm(kernel).item() ** 2 for kernel, metric in views]
     total = sum(shares)
@@ -63,7 +69,7 @@ def curve(layer: Candidate) -> list[Option]:
             price = layer.cost_in(method.format(ranks))
             if price.params < dense.params or price.macs < dense.macs:
                 error2 = lost / total if total > 0 else 0.0
-                options.append(Option(method, ranks, price, error2, weight=layer.weight))
+                options.append(Option(method, ranks, price, error2))
     return options
 
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 from torch import nn
 
-from tensigma.calibration import Calibration
 from tensigma.errors import InputError
-from tensigma.layers import find_layers, replace_
 from tensigma.planning.allocation import Allocation
 from tensigma.planning.budget import Budget, Params
 from tensigma.planning.heldout import Kept, Kind
 from tensigma.planning.plans import Plan
 from tensigma.planning.progress import Report, SearchProgress
-from tensigma.planning.solve import Solution, solve
 
 _KINDS = ("auto", "agreement", "accuracy")
 
@@ -56,30 +51,6 @@ class Drop(Budget):
             raise InputError(f"measure {self.measure!r} is unknown; choose one of {', '.join(map(repr, _KINDS))}")
         if isinstance(self.trials, bool) or not isinstance(self.trials, int) or self.trials < 1:
             raise InputError(f"trials is a whole number of at least 1, got {self.trials!r}")
-
-
-class Builder:
-    """Models out of plans. A layer that was solved once with the same method and ranks is not solved again."""
-
-    def __init__(self, model: nn.Module, stats: Calibration | None) -> None:
-        self.model, self.stats = model, stats
-        self._layers = {layer.name: layer.module for layer in find_layers(model)}
-        self._solved: dict[tuple[Any, ...], Solution] = {}
-
-    def __call__(self, plan: Plan) -> nn.Module:
-        """A compressed copy of the model."""
-        found: Mapping[str, Solution] = {entry.name: self._solution(plan, entry.name) for entry in plan.compressed}
-        small = copy.deepcopy(self.model)
-        replace_(small, {name: copy.deepcopy(solution.modules) for name, solution in found.items()})
-        return small
-
-    def _solution(self, plan: Plan, name: str) -> Solution:
-        entry = plan[name]
-        key = (name, entry.method, entry.ranks)
-        if key not in self._solved:
-            own = None if self.stats is None else self.stats.get(name)
-            self._solved[key] = solve(entry, self._layers[name], own)
-        return self._solved[key]
 
 
 def smallest_plan(

@@ -1,9 +1,9 @@
 """All budgets at once: the trade between cost and error of the whole model, from the curves of its layers.
 
-The loss that is shared out is the sum of the squared relative errors of all layers, each with its weight, which is 1
-unless asked for otherwise. Going along the convex hulls of the layers' curves, steepest step first, visits every
-Lagrangian optimum in turn; what a budget has left over after the last step that fits is spent on options between the
-corners.
+The loss that is shared out is the sum of the losses of all layers, −log(1 − e²) with e the relative error, each with
+its weight, which is 1 unless asked for otherwise. Going along the convex hulls of the layers' curves, steepest step
+first, visits every Lagrangian optimum in turn; what a budget has left over after the last step that fits is spent on
+options between the corners.
 """
 
 from __future__ import annotations
@@ -29,8 +29,12 @@ class FrontPoint:
 class Front:
     """The choices among the options of several layers, for one measure of cost."""
 
-    def __init__(self, curves: Mapping[str, Sequence[Option]], measure: Measure) -> None:
+    def __init__(
+        self, curves: Mapping[str, Sequence[Option]], measure: Measure, weights: Mapping[str, float] | None = None
+    ) -> None:
         self.measure = measure
+        #: How much the loss of a layer counts; 1 for those that are not named.
+        self.weights = weights or {}
         self._fronts = {name: pareto(options, measure) for name, options in curves.items()}
 
     @property
@@ -45,7 +49,7 @@ class Front:
         for name, front in self._fronts.items():
             corners = hull(front, self.measure)
             for before, after in pairwise(corners):
-                saved = before.loss - after.loss
+                saved = self._saved(name, before, after)
                 steps.append((saved / (self._price(after) - self._price(before)), name, after))
         # Hulls are convex, so the steps of one layer come in their own order.
         return [(name, option) for _, name, option in sorted(steps, key=lambda step: -step[0])]
@@ -82,13 +86,19 @@ class Front:
                 now = chosen[name]
                 for option in front:
                     extra = self._price(option) - self._price(now)
-                    if 0 < extra <= left and (value := (now.loss - option.loss) / extra) > (best[0] if best else 0):
+                    if not 0 < extra <= left:
+                        continue
+                    value = self._saved(name, now, option) / extra
+                    if value > (best[0] if best else 0):
                         best = (value, name, option)
             if best is None:
                 return chosen
             _, name, option = best
             left -= self._price(option) - self._price(chosen[name])
             chosen[name] = option
+
+    def _saved(self, name: str, before: Option, after: Option) -> float:
+        return self.weights.get(name, 1.0) * (before.loss - after.loss)
 
     def _price(self, option: Option) -> float:
         return option.price(self.measure)

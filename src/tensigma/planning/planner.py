@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -11,19 +10,21 @@ from torch import nn
 
 from tensigma.calibration import Calibration, calibrate
 from tensigma.errors import InputError
-from tensigma.layers import Geometry, Layer, find_layers, kernels_of
+from tensigma.layers import Layer, find_layers, kernels_of
 from tensigma.planning.allocation import Allocation, entry
 from tensigma.planning.budget import Budget, CostBudget
+from tensigma.planning.builder import Builder
 from tensigma.planning.candidate import Candidate, calls_of
-from tensigma.planning.drop import Builder, Drop, smallest_plan
+from tensigma.planning.drop import Drop, smallest_plan
 from tensigma.planning.entry import Entry
 from tensigma.planning.heldout import Judge, SetAside
 from tensigma.planning.methods import Method, choices_of, method_of
 from tensigma.planning.norms import norm_of
-from tensigma.planning.patterns import select
 from tensigma.planning.plans import Plan
 from tensigma.planning.progress import reporter
 from tensigma.planning.ranks import RankRule
+from tensigma.planning.sieve import Sieve
+from tensigma.planning.weighing import known_weights, weigher_for
 from tensigma.planning.wishes import Wish, Wishes, known_method, known_options
 
 Saving = Literal["params", "macs", "none"]
@@ -42,7 +43,7 @@ def plan(
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     options: Mapping[str, Any] | None = None,
     saving: Saving | None = None,
-    weights: Mapping[str, float] | None = None,
+    weights: Mapping[str, float] | Literal["auto"] | None = "auto",
     data: Any = None,
     input: str | int | None = None,
     progress: bool | Callable[[Any], None] = False,
@@ -68,16 +69,21 @@ def plan(
         options: Options of the solvers, such as ``max_sweeps``; each method takes those it knows.
         saving: A layer that would not get smaller in ``"params"`` or ``"macs"`` stays dense; ``"none"`` lets it
             grow. By default MACs under ``Macs``, otherwise parameters.
-        weights: Layer name → how much a squared relative error of it counts when a budget is shared out; 1 for layers
-            that are not named. :func:`tensigma.planning.sensitivities` finds some.
-        data: Under ``Drop`` the held-out batches on which plans are tried; labels are read where it counts them.
-            Otherwise, batches to calibrate with where ``stats`` is not given. Under ``Drop`` without ``stats`` they
-            serve both: every fifth batch, from the second on, is held out, the others calibrate.
+        weights: How much the loss of each layer counts when a budget is shared out. ``"auto"``, where ``data`` is at
+            hand and can be read again, measures on up to 256 samples what an error in each layer does to the answers,
+            tries plans with different powers of that for weights, and takes the one whose model answers most like the
+            original. None counts all layers alike, and a dict gives weights by name, 1 for those that are not named.
+        data: Batches, of which labels are not read but under ``Drop``: to calibrate with where ``stats`` is not given,
+            and for ``weights="auto"``. Under ``Drop`` they are the held-out batches on which plans are tried, and
+            labels are read where it counts them; without ``stats`` they serve both: every fifth batch, from the second
+            on, is held out, the others calibrate.
         input: The entry or position of the model's input in a batch of ``data``.
         progress: True for lines in the log, or a function that is called with a
             :class:`~tensigma.planning.PlanningProgress` after the curves of each layer, which a budget needs, a
-            :class:`~tensigma.planning.TimingProgress` after each shape that ``Latency`` has timed and a
-            :class:`~tensigma.planning.SearchProgress` after each trial of ``Drop``.
+            :class:`~tensigma.planning.TimingProgress` after each shape that ``Latency`` has timed, a
+            :class:`~tensigma.planning.EffectProgress` and a :class:`~tensigma.planning.TrialProgress` after each layer
+            and each plan that ``weights="auto"`` has tried and a :class:`~tensigma.planning.SearchProgress` after each
+            trial of ``Drop``.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3))
     >>> from tensigma.planning import VBMF
@@ -119,9 +125,9 @@ def plan(
             data = data.held
     if stats is not None:
         stats.check_model(model)
-    sieve = _Sieve(found, layers, skip, stats)
-    counted = _known_weights(weights, names)
-    drafts = [_draft(layer, wishes.of(layer.name), sieve, stats, counted.get(layer.name, 1.0)) for layer in found]
+    sieve = Sieve(found, layers, skip, stats)
+    counted = known_weights(weights, names)
+    drafts = [_draft(layer, wishes.of(layer.name), sieve, stats) for layer in found]
     candidates = [draft for draft in drafts if isinstance(draft, Candidate)]
     if not candidates:
         reasons = "; ".join(f"{draft.name}: {draft.reason}" for draft in drafts[:3] if isinstance(draft, Entry))
@@ -132,57 +138,24 @@ def plan(
     if budget is None:
         return Plan([draft for draft in drafts if isinstance(draft, Entry)], n_params=n_params)
     report = reporter(progress)
-    allocation = Allocation(drafts, n_params=n_params, report=report)
+    allocation = Allocation(drafts, n_params=n_params, report=report).weighted(counted)
+    sharing = [layer for layer in drafts if isinstance(layer, Candidate)]
+    weigher = weigher_for(model, stats, sharing, data, input=input, report=report) if weights == "auto" else None
     if isinstance(budget, Drop):
+        if weigher is not None:
+            allocation = weigher.weighted(allocation)
         judge = Judge(model, data, measure=budget.measure, losable=budget.share, input=input)
         name = getattr(data, "name", None)
         builder = Builder(model, stats)
-        return smallest_plan(allocation, budget, build=builder, judge=judge, searched_on=name, report=report)
+        found_plan = smallest_plan(allocation, budget, build=builder, judge=judge, searched_on=name, report=report)
+        return found_plan if weigher is None else weigher.noted(found_plan)
     assert isinstance(budget, CostBudget)
+    if weigher is not None:
+        return weigher.best_plan(allocation, budget, progress=progress)
     return allocation.plan(budget, progress=progress)
 
 
-class _Sieve:
-    """Which layers the caller wants compressed."""
-
-    def __init__(
-        self,
-        found: Sequence[Layer],
-        layers: str | Sequence[str],
-        skip: str | Sequence[str] | None,
-        stats: Calibration | None,
-    ) -> None:
-        names = [layer.name for layer in found]
-        self.layers, self.default_skip = layers, skip is None
-        self.wanted = set(names) if layers in ("all", "spatial") else select(layers, names, what="layers")
-        self.skipped = first_convolution(found, stats) if skip is None else select(skip, names, what="skip")
-
-    def why_not(self, layer: Layer, geometry: Geometry) -> str | None:
-        if layer.name in self.skipped:
-            return "the first convolution is left dense" if self.default_skip else "left out by skip"
-        if layer.name not in self.wanted or (self.layers == "spatial" and geometry.is_pointwise):
-            return f"left out by layers={self.layers!r}"
-        return None
-
-
-def first_convolution(found: Sequence[Layer], stats: Calibration | None = None) -> set[str]:
-    """The layer left dense by default: in order of definition, among those that data reaches."""
-    for layer in found:
-        if layer.geometry is not None and layer.geometry.kind != "linear" and (stats is None or layer.name in stats):
-            return {layer.name}
-    return set()
-
-
-def _known_weights(weights: Mapping[str, float] | None, names: Sequence[str]) -> Mapping[str, float]:
-    for name, weight in (weights or {}).items():
-        if name not in names:
-            raise InputError(f"weights= names {name!r}, which is no layer of the model; there are {', '.join(names)}")
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-            raise InputError(f"weights[{name!r}] is a number above 0, got {weight!r}")
-    return dict(weights or {})
-
-
-def _draft(layer: Layer, wish: Wish, sieve: _Sieve, stats: Calibration | None, weight: float) -> Entry | Candidate:
+def _draft(layer: Layer, wish: Wish, sieve: Sieve, stats: Calibration | None) -> Entry | Candidate:
     """A layer that may be compressed as a candidate; any other as a dense entry with the reason."""
     geometry = layer.geometry
     if geometry is None:
@@ -223,7 +196,6 @@ def _draft(layer: Layer, wish: Wish, sieve: _Sieve, stats: Calibration | None, w
         calls=calls,
         options=wish.options,
         choices=choices_of(wish.method, geometry, wish.norm),
-        weight=weight,
     )
 
 

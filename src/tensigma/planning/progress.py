@@ -85,7 +85,53 @@ class SearchProgress:
         return f"trial {self.done} of {self.total}, {100 * self.share:.1f} % of the parameters: {found}"
 
 
-Report = Callable[[PlanningProgress | TimingProgress | SearchProgress], None]
+@dataclass(frozen=True, kw_only=True)
+class EffectProgress:
+    """What an error in a layer does to the answers has been measured.
+
+    >>> print(EffectProgress(layer="conv1", done=2, total=9, seconds=1.0))
+    effect of layer 2 of 9, conv1
+    """
+
+    layer: str
+    done: int
+    total: int
+    seconds: float
+
+    @property
+    def remaining(self) -> float:
+        """Seconds to go at the present rate."""
+        return self.seconds / self.done * (self.total - self.done)
+
+    def __str__(self) -> str:
+        return f"effect of layer {self.done} of {self.total}, {self.layer}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialProgress:
+    """A plan with one power of the layers' effects for weights has been tried.
+
+    >>> print(TrialProgress(done=2, total=3, power=0.25, divergence=0.0123, seconds=1.0))
+    weights 2 of 3, power 0.25: divergence 0.0123
+    """
+
+    done: int
+    total: int
+    power: float
+    #: Of the answers from the original's.
+    divergence: float
+    seconds: float
+
+    @property
+    def remaining(self) -> float:
+        """Seconds to go at the present rate."""
+        return self.seconds / self.done * (self.total - self.done)
+
+    def __str__(self) -> str:
+        return f"weights {self.done} of {self.total}, power {self.power:g}: divergence {self.divergence:.3g}"
+
+
+Report = Callable[[PlanningProgress | TimingProgress | SearchProgress | EffectProgress | TrialProgress], None]
 
 
 def reporter(progress: bool | Callable[[Any], None]) -> Report:
