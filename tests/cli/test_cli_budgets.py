@@ -32,6 +32,21 @@ def test_time(run, run_json, stats: Path, weights: Path) -> None:
     assert any(Path("cache").iterdir())
 
 
+def test_layers_weighed_by_what_they_do(run, run_json, stats: Path, weights: Path) -> None:
+    common = ("plan", MODEL, "--weights", weights, "--budget", "params=0.6", *SVD)
+    result = run(*common, "--data", DATA, "--out", "plan.json")
+    assert "on 96 samples" in result.stderr
+    note = ts.Plan.load("plan.json").notes["weighing"]
+    assert note["samples"] == 96
+    assert note["power"] in (0.0, 0.25, 0.5)
+    assert "weighing" not in run_json(*common, "--data", DATA, "--no-weigh")["notes"]
+    assert "weighing" not in run_json(*common, "--stats", stats)["notes"]
+    refused = run(*common, "--stats", stats, "--weigh", code=2)
+    assert "--data" in refused.stderr
+    refused = run("plan", MODEL, "--ranks", "vbmf=0.5", "--data", DATA, "--weigh", code=2)
+    assert "--budget" in refused.stderr
+
+
 def test_lost_answers_on_data_of_their_own(run, run_json, stats: Path, weights: Path) -> None:
     common = ("plan", MODEL, "--weights", weights, "--stats", stats, *SVD)
     result = run(*common, "--budget", "drop=30%,trials=3", "--holdout", HOLDOUT, "--out", "plan.json")

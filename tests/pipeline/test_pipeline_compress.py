@@ -21,7 +21,7 @@ from tensigma.calibration import Progress
 from tensigma.errors import InputError, StoreError
 from tensigma.layers import Geometry
 from tensigma.pipeline import CompressionProgress, jobs
-from tensigma.planning import PlanningProgress
+from tensigma.planning import EffectProgress, PlanningProgress, TrialProgress
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,13 @@ def test_one_call_does_it_all() -> None:
     assert report.after.params <= 0.5 * report.before.params
     assert small(batches()[0]).shape == (8, 10)
     kinds = [type(state) for state in seen]
-    assert list(dict.fromkeys(kinds)) == [Progress, PlanningProgress, CompressionProgress]
+    assert list(dict.fromkeys(kinds)) == [
+        Progress,
+        PlanningProgress,
+        EffectProgress,
+        TrialProgress,
+        CompressionProgress,
+    ]
     assert kinds.count(Progress) == 3
     layers = [state for state in seen if isinstance(state, CompressionProgress)]
     assert (layers[-1].done, layers[-1].total, round(layers[-1].work, 9)) == (len(layers), len(layers), 1)

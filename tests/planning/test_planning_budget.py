@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -110,22 +111,31 @@ def _options(seed: int, count: int) -> list[Option]:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("share", [0.2, 0.45, 0.7])
-def test_choices_are_close_to_the_best_of_all_combinations(seed: int, share: float) -> None:
+@pytest.mark.parametrize("weights", [{}, {"0": 5.0, "3": 0.1}], ids=["alike", "weighted"])
+def test_choices_are_close_to_the_best_of_all_combinations(seed: int, share: float, weights: dict[str, float]) -> None:
     """The twin tries every combination of options."""
     curves = {str(layer): _options(10 * seed + layer, 6) for layer in range(5)}
-    front = Front(curves, "params")
+
+    def loss(name: str, option: Option) -> float:
+        return -weights.get(name, 1.0) * math.log(1 - option.error2)
+
+    front = Front(curves, "params", weights)
     most = sum(options[0].cost.params for options in curves.values())
     limit = front.cheapest + share * (most - front.cheapest)
     chosen = front.choose(limit)
     assert sum(option.cost.params for option in chosen.values()) <= limit
     exact = min(
-        sum(option.error2 for option in combination)
+        sum(map(loss, curves, combination))
         for combination in itertools.product(*curves.values())
         if sum(option.cost.params for option in combination) <= limit
     )
-    found = sum(option.error2 for option in chosen.values())
+    found = sum(loss(name, option) for name, option in chosen.items())
     # One option of one layer is all that rounding to whole options can cost.
-    worst_step = max(a.error2 - b.error2 for options in curves.values() for a, b in pairwise(pareto(options, "params")))
+    worst_step = max(
+        loss(name, a) - loss(name, b)
+        for name, options in curves.items()
+        for a, b in pairwise(pareto(options, "params"))
+    )
     assert exact <= found <= exact + worst_step
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import tensigma as ts
 from tensigma.errors import CalibrationWarning, InputError
-from tensigma.planning import SearchProgress, drop
+from tensigma.planning import SearchProgress, builder, drop
 from tensigma.planning.allocation import Allocation
 from tensigma.planning.heldout import Judge, Kept, SetAside
 
@@ -125,13 +125,13 @@ def test_labels_count_where_they_are_given(stats: ts.Calibration) -> None:
 
 def test_no_layer_is_solved_twice(stats: ts.Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
     solved: list[Any] = []
-    real = drop.solve
+    real = builder.solve
 
     def solve(entry: Any, module: nn.Module, own: Any) -> Any:
         solved.append((entry.name, entry.ranks))
         return real(entry, module, own)
 
-    monkeypatch.setattr(drop, "solve", solve)
+    monkeypatch.setattr(builder, "solve", solve)
     net = classifier()
     before = {key: value.clone() for key, value in net.state_dict().items()}
     ts.plan(net, stats, budget=ts.Drop(0.1), data=rows(4, seed=1))

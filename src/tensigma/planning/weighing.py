@@ -90,7 +90,7 @@ class Weigher:
             "power": power,
             "samples": self.probe.samples,
             "tried": [[each, round(divergence, 6)] for each, divergence in (tried or {}).items()],
-            "effects": {name: round(effect, 4) for name, effect in self.effects.items()},
+            "effects": {name: float(f"{effect:.4g}") for name, effect in self.effects.items()},
         }
         kept = {**plan.notes, "weighing": notes}
         return Plan(plan.values(), n_params=plan.n_params, allocation=plan.front(), notes=kept)
