@@ -44,6 +44,7 @@ from tensigma.pipeline import Refine, Report, compress
 from tensigma.pipeline.batchnorm import reestimate_bn_
 from tensigma.pipeline.refinement import blocks_around, refine_
 from tensigma.planning import VBMF, Params, Plan, SigmaVBMF, plan, sensitivities
+from tensigma.planning.answers import answered
 from tensigma.report.figure import Panel
 from tensigma.report.results import Table
 
@@ -256,7 +257,8 @@ class Beyond:
 def _agreement(model: nn.Module, original: nn.Module, data: Any) -> float:
     same, samples = 0, 0
     for images, _ in data:
-        same += int((model(images).argmax(1) == original(images).argmax(1)).sum())
+        scores = model(images)
+        same += int((answered(scores) & (scores.argmax(1) == original(images).argmax(1))).sum())
         samples += len(images)
     return same / samples
 

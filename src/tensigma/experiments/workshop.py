@@ -27,6 +27,7 @@ from tensigma.experiments.settings import ModelSettings
 from tensigma.experiments.training import train
 from tensigma.files import whole_file
 from tensigma.layers import find_layers
+from tensigma.planning.answers import answered
 from tensigma.zoo import Data, load_data, load_model
 
 BATCH = 50
@@ -199,7 +200,7 @@ class Workshop:
             if labels is None:
                 raise InputError(f"{source}: accuracy needs labels, which {spec} does not have")
             scores = network(images.to(self.device or images.device, memory_format=torch.channels_last))
-            right += (scores.argmax(1).cpu() == labels).tolist()
+            right += (answered(scores) & (scores.argmax(1) == labels.to(scores.device))).tolist()
             if self.limit is not None and len(right) >= self.limit:
                 break
         return pack_hits(right)

@@ -27,7 +27,7 @@ from tensigma.pipeline.report import LayerReport, Report, Size
 from tensigma.pipeline.sequential import fit_in_sequence
 from tensigma.pipeline.sharing import run_shared
 from tensigma.pipeline.spectra import spectra_data
-from tensigma.planning import Budget, Drop, Entry, Plan, RankRule, SetAside, norm_of, plan
+from tensigma.planning import Budget, Drop, Entry, Method, Plan, RankRule, SetAside, norm_of, plan
 from tensigma.planning.frontdata import front_data
 from tensigma.planning.solve import Solution
 
@@ -43,7 +43,7 @@ def compress(
     *,
     budget: Budget | None = None,
     ranks: RankRule | None = None,
-    method: str = "auto",
+    method: str | Method = "auto",
     norm: str = "centred",
     layers: str | Sequence[str] = "all",
     skip: str | Sequence[str] | None = None,

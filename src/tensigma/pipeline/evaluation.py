@@ -18,7 +18,7 @@ from tensigma.pipeline.certificate import Certificate, check_confidence
 from tensigma.pipeline.counting import size_of
 from tensigma.pipeline.latency import Timing, measure_latency
 from tensigma.pipeline.report import Size
-from tensigma.planning.answers import class_labels, scores_of
+from tensigma.planning.answers import answered, class_labels, scores_of
 from tensigma.planning.table import count, table
 
 FORMAT = "tensigma-evaluation"
@@ -203,21 +203,21 @@ class _Tally:
 
     def add(self, scores: Tensor, labels: Tensor | None, reference: Tensor | None) -> None:
         self.samples += len(scores)
-        best, answered = scores.argmax(1), _answered(scores)
-        self.unanswered += int((~answered).sum())
+        best, sound = scores.argmax(1), answered(scores)
+        self.unanswered += int((~sound).sum())
         if labels is None:
             self.labelled = False
         else:
             target = labels.to(scores.device)
-            self.hits += int(((best == target) & answered).sum())
+            self.hits += int(((best == target) & sound).sum())
             self.many = self.many and scores.shape[1] > 5
             if self.many:
                 among = (scores.topk(5, 1).indices == target[:, None]).any(1)
-                self.hits5 += int((among & answered).sum())
+                self.hits5 += int((among & sound).sum())
         if reference is not None:
             self.compared = True
             alike = best == reference.argmax(1).to(best.device)
-            self.agreed += int((alike & answered & _answered(reference).to(best.device)).sum())
+            self.agreed += int((alike & sound & answered(reference).to(best.device)).sum())
 
     def result(self, size: Size, latency: Timing | None) -> Evaluation:
         if self.unanswered:
@@ -235,11 +235,6 @@ class _Tally:
             size=size,
             latency=latency,
         )
-
-
-def _answered(scores: Tensor) -> Tensor:
-    """Which rows have a largest number. Classes that a model rules out by −∞ are no obstacle."""
-    return scores.amax(1).isfinite()
 
 
 def _reporter(progress: bool | Callable[[EvaluationProgress], None]) -> Callable[[EvaluationProgress], None]:

@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from tensigma.calibration.guard import borrowed, device_of
 from tensigma.errors import InputError, StoreError
-from tensigma.pipeline.evaluation import scores_of
 from tensigma.pipeline.holdout import Pair, mixed
 from tensigma.pipeline.tuning import Epoch
+from tensigma.planning.answers import answered, scores_of
 
 OPTIMIZERS = ("adam", "sgd")
 _NORMS = (nn.modules.batchnorm._BatchNorm,)
@@ -72,7 +72,7 @@ class Labels:
         return functional.cross_entropy(scores, target.to(scores.device).long())
 
     def hits(self, scores: Tensor, target: Tensor) -> int:
-        return int((scores.argmax(1) == target.to(scores.device)).sum())
+        return int((answered(scores) & (scores.argmax(1) == target.to(scores.device))).sum())
 
 
 class Teacher:
@@ -98,7 +98,7 @@ class Teacher:
         return functional.kl_div(own, wanted, reduction="batchmean", log_target=True) * self._temperature**2
 
     def hits(self, scores: Tensor, target: Tensor) -> int:
-        return int((scores.argmax(1) == target.argmax(1).to(scores.device)).sum())
+        return int((answered(scores) & (scores.argmax(1) == target.argmax(1).to(scores.device))).sum())
 
 
 def judge(model: nn.Module, objective: Objective, validation: Iterable[Pair], seed: int) -> tuple[float, float, int]:

@@ -28,6 +28,15 @@ def scores_of(model: nn.Module, x: Tensor, index: int) -> Tensor:
     return output
 
 
+def answered(scores: Tensor) -> Tensor:
+    """Which rows of scores are an answer: the largest is a number. Others may be −∞, as masks have it.
+
+    >>> answered(torch.tensor([[1.0, -torch.inf], [torch.nan, 2.0], [torch.inf, 0.0]])).tolist()
+    [True, False, False]
+    """
+    return scores.amax(1).isfinite()
+
+
 def class_labels(batch: Any) -> Tensor | None:
     """Class numbers of a batch, or None where it has none.
 

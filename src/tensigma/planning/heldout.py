@@ -15,7 +15,7 @@ from tensigma.calibration.batches import count_batches, input_of, is_one_shot, i
 from tensigma.calibration.distributed import process_group, rank_and_size
 from tensigma.calibration.guard import borrowed
 from tensigma.errors import CalibrationWarning, InputError
-from tensigma.planning.answers import class_labels, scores_of
+from tensigma.planning.answers import answered, class_labels, scores_of
 
 Kind = Literal["auto", "agreement", "accuracy"]
 # Of so many batches in a row the second is set aside, so that two batches are enough.
@@ -131,8 +131,7 @@ class Judge:
             for index, batch in enumerate(iterate(self.data)):
                 x = input_of(batch, self.input, index)
                 own, scores = (scores_of(each, x, index).cpu() for each in (model, self.original))
-                # The largest of scores that are not numbers is no answer.
-                sound, best, reference = own.isfinite().all(1), own.argmax(1), scores.argmax(1)
+                sound, best, reference = answered(own), own.argmax(1), scores.argmax(1)
                 samples, classes = samples + len(x), scores.shape[1]
                 agreed += int((sound & (best == reference)).sum())
                 labels = class_labels(batch) if labelled else None
