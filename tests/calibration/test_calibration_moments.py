@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from reference_calibration import naive_moments
-from tensigma.calibration.lags import LagSums, recipe
+from tensigma.calibration.lag_recipe import recipe
+from tensigma.calibration.lags import LagSums
 from tensigma.calibration.moments import Moments, prefers_lags
 from tensigma.calibration.window import Window
 from tensigma.errors import InputError

@@ -16,7 +16,8 @@ from torch import nn
 
 import tensigma as ts
 from tensigma.calibration import distance, store
-from tensigma.calibration.stats import Calibration, LayerStats
+from tensigma.calibration.layer_stats import LayerStats
+from tensigma.calibration.stats import Calibration
 from tensigma.errors import InputError, StoreError
 
 
@@ -158,7 +159,7 @@ class TestStore:
             read.append(key)
             return original(file, key)
 
-        monkeypatch.setattr("tensigma.calibration.stats.read_tensor", noting)
+        monkeypatch.setattr("tensigma.calibration.layer_stats.read_tensor", noting)
         loaded = ts.Calibration.load(tmp_path / "stats")
         assert loaded.samples == 4
         assert read == []

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from tensigma.calibration.architecture import first_difference
-from tensigma.calibration.stats import Calibration, LayerStats, StoredLayers
+from tensigma.calibration.layer_stats import LayerStats
+from tensigma.calibration.stats import Calibration, StoredLayers
 from tensigma.calibration.store import read_manifest, write_store
 from tensigma.errors import StoreError
 

@@ -22,9 +22,10 @@ from tensigma.calibration.checkpoint import Checkpoint, State
 from tensigma.calibration.collector import Collector
 from tensigma.calibration.distributed import process_group, rank_and_size, reduce_stats
 from tensigma.calibration.guard import borrowed, device_of
+from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.memory import MemoryEstimate, estimate_memory, parse_bytes, plan_passes
 from tensigma.calibration.progress import Progress, reporter
-from tensigma.calibration.stats import Calibration, LayerStats
+from tensigma.calibration.stats import Calibration
 from tensigma.errors import CalibrationWarning, InputError, TensigmaError
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tensigma.calibration.fisher import squared_gradients
+from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.moments import PENDING_BYTES, Moments
 from tensigma.calibration.scratch import Scratch
-from tensigma.calibration.stats import LayerStats
 from tensigma.layers import Geometry
 
 

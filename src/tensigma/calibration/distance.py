@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tensigma.calibration.stats import Calibration, LayerStats
+from tensigma.calibration.layer_stats import LayerStats
+from tensigma.calibration.stats import Calibration
 from tensigma.errors import InputError
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from tensigma.calibration.batches import iterate
-from tensigma.calibration.stats import LayerStats
+from tensigma.calibration.layer_stats import LayerStats
 from tensigma.errors import TensigmaError
 
 

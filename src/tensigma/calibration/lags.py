@@ -15,15 +15,15 @@ the same holds for each pair of phases.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise, product
 
 import torch
 from torch import Tensor
 
+from tensigma.calibration.lag_basis import Basis, basis_of
+from tensigma.calibration.lag_recipe import Pair, Strip, as_plane, recipe, rest_of
 from tensigma.calibration.scratch import Scratch, accumulate
 from tensigma.calibration.window import Window
 
@@ -31,142 +31,6 @@ from tensigma.calibration.window import Window
 PIECE_BYTES = 2 * 2**20
 TILE = 64
 MAX_TILES = 4
-
-Pair = tuple[int, int]
-Edge = tuple[int, ...]  # positions along one axis, negative ones counted from the end
-
-
-@dataclass(frozen=True)
-class Lag:
-    """x(y) x(y+δ)ᵀ summed over all y, between two phases of the map."""
-
-    phases: Pair
-    lag: Pair
-
-
-@dataclass(frozen=True)
-class Strip:
-    """The same summed over some rows, some columns, or their crossings; None stands for all of them."""
-
-    phases: Pair
-    lag: Pair
-    rows: Edge | None
-    columns: Edge | None
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Which sums to keep, and how the block of two taps is put together from them."""
-
-    phases: tuple[Pair, ...]
-    lags: tuple[Lag, ...]  # those of one pair of phases beside each other
-    strips: tuple[Strip, ...]
-    # Two taps, in the order of their phases → index of the lag, and (sign, index) of each strip.
-    pairs: dict[Pair, tuple[int, tuple[tuple[int, int], ...]]]
-    spans: Pair  # largest lag along each axis
-    needed: Pair  # length of a phase along each axis below which borders meet
-
-    def jobs(self) -> list[tuple[Pair, slice]]:
-        """Pairs of phases, and which of the lags are theirs."""
-        found: list[tuple[Pair, slice]] = []
-        for index, lag in enumerate(self.lags):
-            if found and found[-1][0] == lag.phases:
-                found[-1] = (lag.phases, slice(found[-1][1].start, index + 1))
-            else:
-                found.append((lag.phases, slice(index, index + 1)))
-        return found
-
-
-@dataclass(frozen=True)
-class _Reach:
-    """Where one tap reads along one axis: its phase, and how much of the phase it leaves out at both ends."""
-
-    phase: int
-    shift: int
-    after: int
-
-    def left_out(self, lag: int) -> Edge:
-        """Positions y where this tap and one further by ``lag`` lie on the map, while no window puts this tap on y."""
-        low = range(max(0, -lag), self.shift)
-        high = range(max(0, lag), self.after)
-        return (*low, *(-1 - position for position in high))
-
-
-def _reaches(window: Window, axis: int, size: int) -> list[_Reach]:
-    step, dilation, (before, after) = window.stride[axis], window.dilation[axis], window.pads[axis]
-    n_out = (size + before + after - dilation * (window.taps[axis] - 1) - 1) // step + 1
-    length = -(-size // step)
-    found = []
-    for tap in range(window.taps[axis]):
-        shift, phase = divmod(dilation * tap - before, step)
-        found.append(_Reach(phase, shift, length - shift - n_out))
-    return found
-
-
-@lru_cache(maxsize=256)
-def recipe(window: Window, rest: Pair = (0, 0)) -> Recipe:
-    """The sums that hold everything about the second moment of ``window``: 29 of them for 3×3 with padding 1.
-
-    ``rest`` is the size of the map modulo the stride; nothing else about the size matters.
-    """
-    # Any size with this rest will do, as long as there is some output.
-    sizes = [
-        r + step * (dilation * k + 1)
-        for r, step, dilation, k in zip(rest, window.stride, window.dilation, window.taps, strict=True)
-    ]
-    down, across = (_reaches(window, axis, size) for axis, size in enumerate(sizes))
-    taps = [(h, w) for h in down for w in across]
-    phases = sorted({(h.phase, w.phase) for h, w in taps})
-    number = [phases.index((h.phase, w.phase)) for h, w in taps]
-    lags: dict[Lag, int] = {}
-    strips: dict[Strip, int] = {}
-    raw: dict[Pair, tuple[Lag, tuple[tuple[int, int], ...]]] = {}
-    for a, b in product(range(len(taps)), repeat=2):
-        if (number[a], a) > (number[b], b):
-            continue
-        both = (number[a], number[b])
-        lag = (taps[b][0].shift - taps[a][0].shift, taps[b][1].shift - taps[a][1].shift)
-        rows, columns = (tap.left_out(step) for tap, step in zip(taps[a], lag, strict=True))
-        found = []
-        if rows:
-            found.append((-1, strips.setdefault(Strip(both, lag, rows, None), len(strips))))
-        if columns:
-            found.append((-1, strips.setdefault(Strip(both, lag, None, columns), len(strips))))
-        if rows and columns:
-            found.append((1, strips.setdefault(Strip(both, lag, rows, columns), len(strips))))
-        raw[a, b] = (Lag(both, lag), tuple(found))
-    for entry in sorted({lag for lag, _ in raw.values()}, key=lambda entry: (entry.phases, entry.lag)):
-        lags[entry] = len(lags)
-    pairs = {taps_of: (lags[lag], terms) for taps_of, (lag, terms) in raw.items()}
-    spans, needed = [], []
-    for axis, reaches in enumerate((down, across)):
-        span = max(abs(entry.lag[axis]) for entry in lags)
-        edge = max(max(reach.shift, 0) for reach in reaches), max(max(reach.after, 0) for reach in reaches)
-        spans.append(span)
-        needed.append(max(span + max(edge), sum(edge), 1))
-    return Recipe(tuple(phases), tuple(lags), tuple(strips), pairs, (spans[0], spans[1]), (needed[0], needed[1]))
-
-
-def as_plane(window: Window) -> Window | None:
-    """The same window with two spatial axes; None where lags do not apply (one tap, three axes)."""
-    if window.n_spatial not in (1, 2) or window.n_taps == 1:
-        return None
-    extra = 2 - window.n_spatial
-    return Window(
-        channels=window.channels,
-        groups=window.groups,
-        taps=(1,) * extra + window.taps,
-        stride=(1,) * extra + window.stride,
-        dilation=(1,) * extra + window.dilation,
-        pads=((0, 0),) * extra + window.pads,
-    )
-
-
-def rest_of(window: Window, size: Sequence[int]) -> Pair:
-    """Size of a map modulo the stride."""
-    height, width = (1, *size)[-2:]
-    steps = (1, *window.stride)[-2:]
-    return height % steps[0], width % steps[1]
 
 
 class LagSums:
@@ -249,7 +113,7 @@ class LagSums:
         _, _, height, width = maps.shape
         plan = self.recipe
         size = (height + plan.spans[0], width + plan.spans[1])
-        basis = _basis((height, width), size, tuple(entry.lag for entry in plan.lags), maps.dtype, maps.device)
+        basis = basis_of((height, width), size, tuple(entry.lag for entry in plan.lags), maps.dtype, maps.device)
         jobs = []
         for (first, second), which in plan.jobs():
             for top, bottom in _tiles(s):
@@ -284,7 +148,7 @@ class LagSums:
             if job.is_symmetric:
                 block[:, top:bottom] -= odd.mT
 
-    def _add_spectra(self, maps: Tensor, basis: _Basis, jobs: list[_Job]) -> None:
+    def _add_spectra(self, maps: Tensor, basis: Basis, jobs: list[_Job]) -> None:
         n, channels, height, width = maps.shape
         s = self.window.s
         wf, nh = len(basis.across) // 2, len(basis.down_real) // 2
@@ -379,50 +243,6 @@ class _Job:
     @property
     def is_symmetric(self) -> bool:
         return self.phases[0] == self.phases[1]
-
-
-@dataclass(frozen=True, eq=False)
-class _Basis:
-    across: Tensor  # (2·wf, width)
-    down_real: Tensor  # (2·nh, height), rows of each frequency: real part, imaginary part
-    down_imag: Tensor
-    cosines: Tensor  # (lags, wf·nh)
-    sines: Tensor
-
-
-@lru_cache(maxsize=64)
-def _basis(map_size: Pair, size: Pair, lags: tuple[Pair, ...], dtype: torch.dtype, device: torch.device) -> _Basis:
-    """Matrices of the transform from ``map_size`` to ``size``, and from there to the lags."""
-    (height, width), (nh, nw) = map_size, size
-    wf = nw // 2 + 1
-    tau = 2 * math.pi
-
-    def angles(first: Tensor, second: Tensor, n: int) -> Tensor:
-        # Reduced in whole numbers, so that large arguments lose nothing.
-        return (first[:, None] * second[None, :] % n).double() * (tau / n)
-
-    across = angles(torch.arange(wf), torch.arange(width), nw)
-    down = angles(torch.arange(nh), torch.arange(height), nh)
-    dy, dx = torch.tensor(lags).T
-    down_lag = angles(dy % nh, torch.arange(nh), nh)  # (lags, nh)
-    across_lag = angles(dx % nw, torch.arange(wf), nw)  # (lags, wf)
-    turn = (across_lag[:, :, None] + down_lag[:, None, :]).flatten(1)  # (lags, wf·nh)
-    weight = torch.full((wf,), 2.0, dtype=torch.float64)
-    weight[0] = 1.0
-    if nw % 2 == 0:
-        weight[-1] = 1.0
-    weight = (weight / (nh * nw)).repeat_interleave(nh)
-    # e^{-iθ}(re + i·im) = (cos·re + sin·im) + i(cos·im − sin·re)
-    down_real = torch.stack([down.cos(), -down.sin()], dim=1).flatten(0, 1)
-    down_imag = torch.stack([down.sin(), down.cos()], dim=1).flatten(0, 1)
-    parts = (
-        torch.cat([across.cos(), -across.sin()]),
-        down_real,
-        down_imag,
-        turn.cos() * weight,
-        turn.sin() * weight,
-    )
-    return _Basis(*(part.to(dtype).to(device).contiguous() for part in parts))
 
 
 def _phase_size(window: Window, height: int, width: int) -> Pair:

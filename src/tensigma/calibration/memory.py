@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from tensigma.calibration.lags import LagSums, as_plane
+from tensigma.calibration.lag_recipe import as_plane
+from tensigma.calibration.lags import LagSums
 from tensigma.calibration.moments import WIDE
 from tensigma.calibration.unfold import BLOCK_BYTES, UnfoldSums
 from tensigma.calibration.window import Window

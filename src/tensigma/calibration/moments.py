@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tensigma.calibration.lags import LagSums, rest_of
+from tensigma.calibration.lag_recipe import rest_of
+from tensigma.calibration.lags import LagSums
+from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.scratch import Scratch
-from tensigma.calibration.stats import LayerStats
 from tensigma.calibration.unfold import UnfoldSums
 from tensigma.calibration.window import Window
 from tensigma.errors import InputError
