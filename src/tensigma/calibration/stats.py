@@ -129,8 +129,9 @@ class Calibration(Mapping[str, LayerStats]):
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Calibration:
         """Open a store written by :meth:`save`. Layers are read when they are asked for, and freed when no longer used.
-        >>> import tempfile, torch
+
         >>> import tempfile
+        >>> import torch
         >>> stats = Calibration({"fc": LayerStats.from_rows(torch.eye(3))}, data="identity")
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     stats.save(f"{folder}/stats")
