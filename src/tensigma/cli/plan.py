@@ -254,6 +254,8 @@ def plan_notes(made: Plan) -> list[str]:
 def _weighing(note: Any) -> str:
     """How the budget was shared out, in words."""
     if not note["power"]:
+        if not note["tried"]:
+            return "whether errors count by their effects on the answers or alike, the plan is the same"
         return f"errors of all layers count alike, which did best on {note['samples']:,} samples"
     best = ", which did best" if note["tried"] else ""
     power = f"to the power {note['power']:g}{best} on {note['samples']:,} samples"

@@ -108,6 +108,8 @@ def _weighing(noted: Any) -> str | None:
     if noted is None:
         return None
     samples = numbers.number(noted["samples"])
+    if not noted["power"] and not noted["tried"]:
+        return f"errors of the layers; their effects, measured on {samples} samples, lead to the same plan"
     if not noted["power"]:
         return f"errors of all layers alike, best of {len(noted['tried'])} ways tried on {samples} samples"
     tried = f", best of {len(noted['tried'])} powers tried" if noted["tried"] else ""
