@@ -59,7 +59,7 @@ Weigh = Annotated[
     bool | None,
     typer.Option(
         "--weigh/--no-weigh",
-        help="Share out --budget by what an error in each layer does to the answers, measured on up to 256 images of "
+        help="Share out --budget by what an error in each layer does to the answers, measured on some images of "
         "--data, and keep it only where it does better than counting all layers alike. By default wherever there is "
         "--data.",
         rich_help_panel=_WHAT,

@@ -71,8 +71,9 @@ def plan(
             grow. By default MACs under ``Macs``, otherwise parameters.
         weights: How much the loss of each layer counts when a budget is shared out. ``"auto"``, where ``data`` is at
             hand and can be read again, measures on up to 256 samples what an error in each layer does to the answers,
-            tries plans with different powers of that for weights, and takes the one whose model answers most like the
-            original. None counts all layers alike, and a dict gives weights by name, 1 for those that are not named.
+            tries plans with different powers of that for weights on up to 1,024, and takes the one whose model answers
+            most like the original. None counts all layers alike, and a dict gives weights by name, 1 for those that are
+            not named.
         data: Batches, of which labels are not read but under ``Drop``: to calibrate with where ``stats`` is not given,
             and for ``weights="auto"``. Under ``Drop`` they are the held-out batches on which plans are tried, and
             labels are read where it counts them; without ``stats`` they serve both: every fifth batch, from the second

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -15,9 +16,14 @@ from tensigma.calibration.collect import forward
 from tensigma.calibration.guard import borrowed, device_of
 from tensigma.errors import InputError
 
+# Inputs are kept and run in pieces of so many samples, and no more of them than so many bytes.
+_PIECE, _BYTES = 64, 256 * 2**20
+
 
 class Probe:
     """The first ``samples`` samples of ``batches``, in memory, with what ``original`` answers to them. No labels.
+
+    Fewer are kept where they would take more than 256 MiB.
 
     >>> model = nn.Linear(3, 4)
     >>> probe = Probe(model, [torch.randn(8, 3)], samples=5)
@@ -30,9 +36,14 @@ class Probe:
         self._inputs: list[Tensor] = []
         for index, batch in enumerate(iterate(batches)):
             x = input_of(batch, input, index)[: samples - self.samples]
-            # A copy, so that the rest of a large batch need not be kept.
-            self._inputs.append(x.clone())
-            self.samples += len(x)
+            for piece in x.split(_PIECE):
+                full = sum(kept.nbytes for kept in self._inputs) + piece.nbytes > _BYTES
+                if self._inputs and full:
+                    samples = self.samples
+                    break
+                # A copy, so that the rest of a large batch need not be kept.
+                self._inputs.append(piece.clone())
+                self.samples += len(piece)
             if self.samples >= samples:
                 break
         if not self.samples:
@@ -47,6 +58,18 @@ class Probe:
         for given, wanted in zip(self._answers(model), self._wanted, strict=True):
             total += sum(_distance(own, target) for own, target in zip(given, wanted, strict=True))
         return total / self.samples if math.isfinite(total) else math.inf
+
+    def first(self, samples: int) -> Probe:
+        """The same with about so many samples: whole pieces of them, and at least one.
+
+        >>> Probe(nn.Linear(3, 4), [torch.randn(200, 3)], samples=200).first(100).samples
+        64
+        """
+        other = copy.copy(self)
+        pieces = max(1, samples // _PIECE)
+        other._inputs, other._wanted = self._inputs[:pieces], self._wanted[:pieces]
+        other.samples = sum(map(len, other._inputs))
+        return other
 
     @property
     def is_silent(self) -> bool:

@@ -31,8 +31,9 @@ from tensigma.planning.progress import Report, TrialProgress
 POWERS = (0.0, 0.25, 0.5)
 # A search tries enough plans already, and those near its end have small errors.
 _POWER_OF_SEARCH = 0.5
-# Measuring runs the model once for every layer. It takes as many samples as these multiply-adds allow, within limits.
-_MACS, _FEWEST, _MOST = 1e12, 64, 256
+# Measuring runs the model once for every layer, trying once for every power. Either takes as many samples as these
+# multiply-adds allow, within limits: the effects need to be roughly right, the trials decide.
+_MACS, _FEWEST, _MOST_EFFECTS, _MOST_TRIALS = 1e12, 64, 256, 1024
 
 
 class Weigher:
@@ -112,13 +113,17 @@ def weigher_for(
     """
     if data is None or is_one_shot(data) or len(layers) < 2 or rank_and_size()[1] > 1:
         return None
-    work = sum(layer.cost(None).macs for layer in layers) * len(layers)
-    samples = min(_MOST, max(_FEWEST, int(_MACS / max(work, 1))))
-    probe = Probe(model, data, samples=samples, input=input)
+    work = sum(layer.cost(None).macs for layer in layers)
+    probe = Probe(model, data, samples=_samples(work * len(POWERS), _MOST_TRIALS), input=input)
     if probe.is_silent:
         return None
-    effects = measured_effects(model, layers, probe, report=report)
+    effects = measured_effects(model, layers, probe.first(_samples(work * len(layers), _MOST_EFFECTS)), report=report)
     return Weigher(effects, probe, Builder(model, stats), report=report)
+
+
+def _samples(work: int, most: int) -> int:
+    """How many samples are taken where each costs so many multiply-adds."""
+    return min(most, max(_FEWEST, int(_MACS / max(work, 1))))
 
 
 def known_weights(weights: Any, names: Sequence[str]) -> dict[str, float]:
