@@ -47,6 +47,18 @@ def test_layers_weighed_by_what_they_do(run, run_json, stats: Path, weights: Pat
     assert "--budget" in refused.stderr
 
 
+@pytest.mark.parametrize("weigh", ["--weigh", "--no-weigh"])
+def test_images_that_chose_a_plan_prove_nothing(run, run_json, weights: Path, weigh: str) -> None:
+    one, other = (f"digits:?split={part}&holdout=0.5&samples=40" for part in ("train", "val"))
+    run("calibrate", MODEL, "--weights", weights, "--data", one, "--out", "own")
+    common = (MODEL, "--weights", weights, "--stats", "own")
+    run("plan", *common, "--data", other, "--budget", "params=0.6", *SVD, weigh, "--out", "plan.json")
+    found = run_json("compress", *common, "--plan", "plan.json", "--eval-data", other, "--out", "small")
+    assert (found["evaluation"]["certificate"] is None) == (weigh == "--weigh")
+    again = run_json("evaluate", MODEL, "--weights", weights, "--compressed", "small", "--data", other)
+    assert (again["certificate"] is None) == (weigh == "--weigh")
+
+
 def test_lost_answers_on_data_of_their_own(run, run_json, stats: Path, weights: Path) -> None:
     common = ("plan", MODEL, "--weights", weights, "--stats", stats, *SVD)
     result = run(*common, "--budget", "drop=30%,trials=3", "--holdout", HOLDOUT, "--out", "plan.json")

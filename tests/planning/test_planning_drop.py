@@ -123,6 +123,15 @@ def test_labels_count_where_they_are_given(stats: ts.Calibration) -> None:
         ts.plan(net, stats, budget=ts.Drop(0.05, measure="accuracy"), data=rows(2, seed=1))
 
 
+def test_what_the_original_does_not_answer_is_not_kept() -> None:
+    class Silent(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.full((len(x), 8), torch.nan)
+
+    assert Judge(Silent(), rows(2, seed=1), measure="agreement")(Silent()).hits == 0
+    assert Judge(Silent(), rows(2, seed=1), measure="agreement")(classifier()).hits == 0
+
+
 def test_no_layer_is_solved_twice(stats: ts.Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
     solved: list[Any] = []
     real = builder.solve

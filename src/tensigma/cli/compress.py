@@ -228,7 +228,13 @@ def compress(
     if judged is not None:
         screen.note(f"evaluating with {name_of(judged)}")
         # What a model was made with proves nothing about other images.
-        used = [None if known is None else known.data, None if images is None else name_of(images), searched_on]
+        weighed_on = given.notes.get("weighing", {}).get("data")
+        used = [
+            None if known is None else known.data,
+            None if images is None else name_of(images),
+            searched_on,
+            weighed_on,
+        ]
         fresh = judged is not images and not any(may_share(name_of(judged), name) for name in used if name)
         with screen.progress("evaluating") as progress:
             evaluation = measure(

@@ -95,4 +95,5 @@ def _made_with(compressed: Path | None) -> set[str]:
         report = Report.from_json(json.loads(((compressed or Path()) / "report.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, StoreError):
         return set()
-    return {str(report.notes[key]) for key in ("data", "searched_on") if report.notes.get(key)}
+    weighed_on = report.notes.get("weighing", {}).get("data")
+    return {str(name) for name in (report.notes.get("data"), report.notes.get("searched_on"), weighed_on) if name}

@@ -60,8 +60,8 @@ Weigh = Annotated[
     typer.Option(
         "--weigh/--no-weigh",
         help="Share out --budget by what an error in each layer does to the answers, measured on some images of "
-        "--data, and keep it only where it does better than counting all layers alike. By default wherever there is "
-        "--data.",
+        "--data, where plans that are tried on them say that it does better than counting all layers alike; always "
+        "with drop=X, on its held-out images. By default wherever there are such images.",
         rich_help_panel=_WHAT,
         show_default=False,
     ),

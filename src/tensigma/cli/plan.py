@@ -9,7 +9,7 @@ import typer
 from torch import nn
 
 from tensigma.calibration import Calibration
-from tensigma.calibration.distributed import process_group
+from tensigma.calibration.distributed import process_group, rank_and_size
 from tensigma.cli.calibrate import run_calibration
 from tensigma.cli.command import command
 from tensigma.cli.loading import data_of, first_of, model_of
@@ -42,6 +42,7 @@ from tensigma.layers import find_layers
 from tensigma.planning import Budget, Drop, Plan, RankRule, SetAside, norm_of
 from tensigma.planning import plan as make_plan
 from tensigma.planning.patterns import select
+from tensigma.planning.weighing import in_words
 from tensigma.report.numbers import percent
 
 Out = Annotated[
@@ -163,6 +164,8 @@ def check_weigh(weigh: bool | None, budget: Budget | None, images: Any) -> None:
     """Refuse ``--weigh`` where there is nothing to weigh or nothing to measure with."""
     if weigh and budget is None:
         raise typer.BadParameter("--weigh goes with --budget, which is shared out among the layers")
+    if weigh and rank_and_size()[1] > 1:
+        raise typer.BadParameter("--weigh works in one process; run it without torchrun")
     if weigh and images is None:
         raise typer.BadParameter("--weigh reads images, without their labels: name them with --data")
 
@@ -243,23 +246,12 @@ def plan_notes(made: Plan) -> list[str]:
             f"in {note['runtime']} at batch {note['batch']}"
         )
     if "weighing" in made.notes:
-        found.append(_weighing(made.notes["weighing"]))
+        found.append(in_words(made.notes["weighing"]))
     if "drop" in made.notes:
         note = made.notes["drop"]
         beside = "" if note["measure"] == "agreement" else f", the original {percent(note['original'])}"
         found.append(f"{note['measure']} {percent(note['kept'])}{beside} on {note['samples']:,} held-out samples")
     return found
-
-
-def _weighing(note: Any) -> str:
-    """How the budget was shared out, in words."""
-    if not note["power"]:
-        if not note["tried"]:
-            return "whether errors count by their effects on the answers or alike, the plan is the same"
-        return f"errors of all layers count alike, which did best on {note['samples']:,} samples"
-    best = ", which did best" if note["tried"] else ""
-    power = f"to the power {note['power']:g}{best} on {note['samples']:,} samples"
-    return f"errors count by their effects on the answers, {power}"
 
 
 def plan_facts(made: Plan) -> dict[str, Any]:

@@ -257,8 +257,8 @@ class Beyond:
 def _agreement(model: nn.Module, original: nn.Module, data: Any) -> float:
     same, samples = 0, 0
     for images, _ in data:
-        scores = model(images)
-        same += int((answered(scores) & (scores.argmax(1) == original(images).argmax(1))).sum())
+        scores, wanted = model(images), original(images)
+        same += int((answered(scores) & answered(wanted) & (scores.argmax(1) == wanted.argmax(1))).sum())
         samples += len(images)
     return same / samples
 

@@ -70,9 +70,9 @@ def compress(
         budget: For the one-call form, as are ``ranks``, ``method``, ``norm``, ``layers``, ``skip``, ``overrides``
             and ``weights``.
         data: Batches, of which labels are never read, for what a plan and its statistics cannot do alone: calibration
-            where ``stats`` is missing, and the three options below. In the one-call form they are the batches; under
-            ``Drop``, which may count right answers by their labels, they are the held-out batches that it is searched
-            on, in place of every fifth of the batches, from the second on.
+            where ``stats`` is missing, ``weights="auto"``, and the three options below. In the one-call form they are
+            the batches; under ``Drop``, which may count right answers by their labels, they are the held-out batches
+            that it is searched on, in place of every fifth of the batches, from the second on.
         sequential: Fit each layer on inputs from the layers already compressed, towards the outputs of the original.
             Both networks run over the data once for each layer. ``"auto"`` does so, on up to 1,000 samples, wherever
             ``data`` is at hand, can be read again, and the norm is ``"centred"`` or ``"sigma"``; not for a plan made by
@@ -84,8 +84,8 @@ def compress(
         progress: True for lines in the log, or a function that is called with a
             :class:`~tensigma.pipeline.CompressionProgress` after each layer (and, while calibrating, with a
             :class:`~tensigma.calibration.Progress` after each batch, while planning with a
-            :class:`~tensigma.planning.PlanningProgress`, while refining with a
-            :class:`~tensigma.pipeline.RefinementProgress`).
+            :class:`~tensigma.planning.PlanningProgress` and what else :func:`tensigma.plan` reports, while refining
+            with a :class:`~tensigma.pipeline.RefinementProgress`).
         cache: A folder of solutions. What is found there is not solved again, so a killed run resumes.
         workers: How many small layers are solved side by side; as many as torch has threads by default.
 

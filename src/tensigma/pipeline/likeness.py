@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tensigma.planning.probe import floats_of
+from tensigma.planning.answers import floats_of
 
 #: A batch of few values may have next to no variance; so much of that of all samples is taken in its place.
 _LEAST = 0.1

@@ -98,7 +98,8 @@ class Teacher:
         return functional.kl_div(own, wanted, reduction="batchmean", log_target=True) * self._temperature**2
 
     def hits(self, scores: Tensor, target: Tensor) -> int:
-        return int((answered(scores) & (scores.argmax(1) == target.argmax(1).to(scores.device))).sum())
+        alike = scores.argmax(1) == target.argmax(1).to(scores.device)
+        return int((alike & answered(scores) & answered(target).to(scores.device)).sum())
 
 
 def judge(model: nn.Module, objective: Objective, validation: Iterable[Pair], seed: int) -> tuple[float, float, int]:

@@ -28,6 +28,21 @@ def scores_of(model: nn.Module, x: Tensor, index: int) -> Tensor:
     return output
 
 
+def floats_of(output: Any) -> list[Tensor]:
+    """All tensors of real numbers in what a model returned, in order.
+
+    >>> [each.tolist() for each in floats_of({"a": torch.ones(1), "b": (torch.ones(1).long(), [torch.zeros(1)])})]
+    [[1.0], [0.0]]
+    """
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() else []
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    if isinstance(output, tuple | list):
+        return [tensor for item in output for tensor in floats_of(item)]
+    return floats_of(output.logits) if isinstance(getattr(output, "logits", None), Tensor) else []
+
+
 def answered(scores: Tensor) -> Tensor:
     """Which rows of scores are an answer: the largest is a number. Others may be −∞, as masks have it.
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from tensigma.calibration import Calibration
+from tensigma.errors import TensigmaError
 from tensigma.layers import Geometry, find_layers, replace_
 from tensigma.planning.entry import Entry
 from tensigma.planning.parallel import side_by_side
@@ -35,7 +36,10 @@ class Builder:
 
     def _solve(self, entry: Entry) -> Solution:
         own = None if self.stats is None else self.stats.get(entry.name)
-        return solve(entry, self._layers[entry.name], own)
+        try:
+            return solve(entry, self._layers[entry.name], own)
+        except TensigmaError as error:
+            raise type(error)(f"{entry.name}: {error}") from error
 
     def _keep(self, entry: Entry, solution: Solution) -> None:
         self._solved[_key(entry)] = solution

@@ -88,7 +88,7 @@ def pareto(options: Sequence[Option], measure: Measure) -> list[Option]:
 
 
 def hull(front: Sequence[Option], measure: Measure) -> list[Option]:
-    """The options of a Pareto front that are best for some price of cost in error: its lower convex hull."""
+    """The options of a Pareto front that are best for some price of cost in loss: its lower convex hull."""
     corners: list[Option] = []
     for option in front:
         while len(corners) > 1 and _gain(corners[-2], option, measure) >= _gain(corners[-2], corners[-1], measure):
@@ -98,5 +98,5 @@ def hull(front: Sequence[Option], measure: Measure) -> list[Option]:
 
 
 def _gain(cheaper: Option, dearer: Option, measure: Measure) -> float:
-    """Error saved per unit of cost by going from one option to a dearer one."""
+    """Loss saved per unit of cost by going from one option to a dearer one."""
     return (cheaper.loss - dearer.loss) / (dearer.price(measure) - cheaper.price(measure))

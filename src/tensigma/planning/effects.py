@@ -31,7 +31,7 @@ _RANGE = 100.0
 def measured_effects(
     model: nn.Module, layers: Sequence[Candidate], probe: Probe, *, report: Report = lambda state: None
 ) -> dict[str, float]:
-    """Layer name → effect of its errors on the answers, with a geometric mean of 1.
+    """Layer name → effect of its errors on the answers, with a geometric mean of 1; nothing where none was felt.
 
     Layers that cannot be disturbed so, because all their output directions but one are empty or the norm weighs single
     entries, have an effect of 1.
@@ -44,12 +44,13 @@ def measured_effects(
             other = copy.deepcopy(model)
             solution = solve(disturbed, model.get_submodule(layer.name), layer.stats)
             replace_(other, {layer.name: solution.modules})
-            error = solution.frobenius_error if solution.error is None else solution.error
-            if error > 0:
+            error = solution.error if layer.norm.needs_stats else solution.frobenius_error
+            if error:
                 found[layer.name] = probe.divergence(other) / error**2
         seconds = time.perf_counter() - start
         report(EffectProgress(layer=layer.name, done=done, total=len(layers), seconds=seconds))
-    return {layer.name: 1.0 for layer in layers} | normalised(found)
+    effects = normalised(found)
+    return {layer.name: effects.get(layer.name, 1.0) for layer in layers} if effects else {}
 
 
 def normalised(effects: Mapping[str, float]) -> dict[str, float]:

@@ -127,20 +127,21 @@ class Judge:
     def __call__(self, model: nn.Module) -> Kept:
         samples = agreed = hits = original_hits = classes = 0
         labelled, foreign = self.measure != "agreement", False
-        with torch.inference_mode(), borrowed(model), borrowed(self.original):
+        with torch.no_grad(), borrowed(model), borrowed(self.original):
             for index, batch in enumerate(iterate(self.data)):
                 x = input_of(batch, self.input, index)
                 own, scores = (scores_of(each, x, index).cpu() for each in (model, self.original))
-                sound, best, reference = answered(own), own.argmax(1), scores.argmax(1)
+                best, reference = own.argmax(1), scores.argmax(1)
+                sound, known = answered(own), answered(scores)
                 samples, classes = samples + len(x), scores.shape[1]
-                agreed += int((sound & (best == reference)).sum())
+                agreed += int((sound & known & (best == reference)).sum())
                 labels = class_labels(batch) if labelled else None
                 labelled = labels is not None
                 if labels is not None:
                     labels = labels.cpu()
                     foreign = foreign or bool(((labels < 0) | (labels >= classes)).any())
                     hits += int((sound & (best == labels)).sum())
-                    original_hits += int((reference == labels).sum())
+                    original_hits += int((known & (reference == labels)).sum())
         found = _together(labelled, foreign, samples, agreed, hits, original_hits)
         labelled, foreign, samples, agreed, hits, original_hits = found
         if not samples:

@@ -24,7 +24,7 @@ from tensigma.planning.plans import Plan
 from tensigma.planning.progress import reporter
 from tensigma.planning.ranks import RankRule
 from tensigma.planning.sieve import Sieve
-from tensigma.planning.weighing import known_weights, weigher_for
+from tensigma.planning.weighing import Weigher, known_weights, weigher_for
 from tensigma.planning.wishes import Wish, Wishes, known_method, known_options
 
 Saving = Literal["params", "macs", "none"]
@@ -48,10 +48,10 @@ def plan(
     input: str | int | None = None,
     progress: bool | Callable[[Any], None] = False,
 ) -> Plan:
-    """Decide which layers of ``model`` are compressed, in which format and with which ranks. Nothing is solved.
+    """Decide which layers of ``model`` are compressed, in which format and with which ranks.
 
     Args:
-        model: Any module. It is only looked at.
+        model: Any module. It stays as it is; with ``data`` at hand, copies of it may be compressed for a trial.
         stats: What :func:`tensigma.calibrate` gathered; not needed for ``norm="frobenius"``.
         budget: One number for the whole model: ``Params(share)``, ``Macs(share)`` or ``Latency(share)`` may remain, or
             ``Drop(share)`` of its answers may be lost.
@@ -72,8 +72,9 @@ def plan(
         weights: How much the loss of each layer counts when a budget is shared out. ``"auto"``, where ``data`` is at
             hand and can be read again, measures on up to 256 samples what an error in each layer does to the answers,
             tries plans with different powers of that for weights on up to 1,024, and takes the one whose model answers
-            most like the original. None counts all layers alike, and a dict gives weights by name, 1 for those that are
-            not named.
+            most like the original; a search by ``Drop`` takes the power ½ throughout. Answers of shape (batch, classes)
+            are compared as probabilities, others by their squared error; under ``torchrun`` layers count alike. None
+            counts all layers alike, and a dict gives weights by name, 1 for those that are not named.
         data: Batches, of which labels are not read but under ``Drop``: to calibrate with where ``stats`` is not given,
             and for ``weights="auto"``. Under ``Drop`` they are the held-out batches on which plans are tried, and
             labels are read where it counts them; without ``stats`` they serve both: every fifth batch, from the second
@@ -110,6 +111,7 @@ def plan(
     names = [layer.name for layer in found]
     if ranks is not None:
         ranks.check_names(names)
+    counted = known_weights(weights, names)
     wishes = Wishes(Wish(known_method(method), norm_of(norm), ranks, known_options(options)), overrides or {}, names)
     needy = [norm for norm in wishes.norms if norm.needs_stats]
     if stats is None and needy:
@@ -127,7 +129,6 @@ def plan(
     if stats is not None:
         stats.check_model(model)
     sieve = Sieve(found, layers, skip, stats)
-    counted = known_weights(weights, names)
     drafts = [_draft(layer, wishes.of(layer.name), sieve, stats) for layer in found]
     candidates = [draft for draft in drafts if isinstance(draft, Candidate)]
     if not candidates:
@@ -141,19 +142,29 @@ def plan(
     report = reporter(progress)
     allocation = Allocation(drafts, n_params=n_params, report=report).weighted(counted)
     sharing = [layer for layer in drafts if isinstance(layer, Candidate)]
-    weigher = weigher_for(model, stats, sharing, data, input=input, report=report) if weights == "auto" else None
+
+    def weigh(*, trials: bool) -> Weigher | None:
+        if weights != "auto":
+            return None
+        return weigher_for(model, stats, sharing, data, trials=trials, input=input, report=report)
+
     if isinstance(budget, Drop):
-        if weigher is not None:
-            allocation = weigher.weighted(allocation)
         judge = Judge(model, data, measure=budget.measure, losable=budget.share, input=input)
-        name = getattr(data, "name", None)
-        builder = Builder(model, stats)
-        found_plan = smallest_plan(allocation, budget, build=builder, judge=judge, searched_on=name, report=report)
-        return found_plan if weigher is None else weigher.noted(found_plan)
+        weigher = weigh(trials=False)
+        made = smallest_plan(
+            allocation if weigher is None else weigher.weighted(allocation),
+            budget,
+            build=Builder(model, stats),
+            judge=judge,
+            searched_on=getattr(data, "name", None),
+            report=report,
+        )
+        return made if weigher is None else weigher.noted(made)
     assert isinstance(budget, CostBudget)
-    if weigher is not None:
-        return weigher.best_plan(allocation, budget, progress=progress)
-    return allocation.plan(budget, progress=progress)
+    # Refused here, a budget that cannot be kept costs nothing more.
+    plain = allocation.plan(budget, progress=progress)
+    weigher = weigh(trials=True)
+    return plain if weigher is None else weigher.best_plan(allocation, budget, progress=progress)
 
 
 def _draft(layer: Layer, wish: Wish, sieve: Sieve, stats: Calibration | None) -> Entry | Candidate:

@@ -60,7 +60,8 @@ class Plan(Mapping[str, Entry]):
         #: Parameters of the whole model as it is.
         self.n_params = n_params
         self._allocation = allocation
-        #: What was measured on the way to it: times under ``Latency``, agreement under ``Drop``. Plain data.
+        #: What was measured on the way to it, as plain data: times under ``Latency``, agreement under ``Drop``, and
+        #: what errors of layers do to the answers.
         self.notes: dict[str, Any] = dict(notes or {})
 
     def front(self) -> Allocation:

@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from tensigma.calibration.batches import input_of, iterate
 from tensigma.calibration.collect import forward
-from tensigma.calibration.guard import borrowed, device_of
-from tensigma.errors import InputError
+from tensigma.calibration.guard import borrowed, device_of, kept_rng
+from tensigma.planning.answers import answered, floats_of
 
-# Inputs are kept and run in pieces of so many samples, and no more of them than so many bytes.
+# Samples are kept and run in pieces of at most so many, and no more of them than so many bytes, answers included.
 _PIECE, _BYTES = 64, 256 * 2**20
+
+
+class UnlikeAnswers(Exception):
+    """Answers that cannot be compared, because their number or their shapes differ from the original's."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """Some samples, and what the original answers to them."""
+
+    inputs: Tensor
+    wanted: list[Tensor]
+
+    @property
+    def n_bytes(self) -> int:
+        return self.inputs.nbytes + sum(tensor.nbytes for tensor in self.wanted)
 
 
 class Probe:
     """The first ``samples`` samples of ``batches``, in memory, with what ``original`` answers to them. No labels.
 
-    Fewer are kept where they would take more than 256 MiB.
+    There are fewer where the batches hold fewer, or where all of it would take more than 256 MiB.
 
     >>> model = nn.Linear(3, 4)
     >>> probe = Probe(model, [torch.randn(8, 3)], samples=5)
@@ -32,78 +47,106 @@ class Probe:
     """
 
     def __init__(self, original: nn.Module, batches: Any, *, samples: int, input: str | int | None = None) -> None:
-        self.samples = 0
-        self._inputs: list[Tensor] = []
+        self._pieces: list[_Piece] = []
+        # A loader that shuffles draws from the common generator.
+        with kept_rng(), borrowed(original), torch.no_grad():
+            self._read(original, batches, samples, input)
+        #: The variance of each answer that is no score, over all samples.
+        self._variances = _variances([piece.wanted for piece in self._pieces])
+
+    def _read(self, original: nn.Module, batches: Any, samples: int, key: str | int | None) -> None:
+        n_bytes = 0
         for index, batch in enumerate(iterate(batches)):
-            x = input_of(batch, input, index)[: samples - self.samples]
-            for piece in x.split(_PIECE):
-                full = sum(kept.nbytes for kept in self._inputs) + piece.nbytes > _BYTES
-                if self._inputs and full:
-                    samples = self.samples
-                    break
-                # A copy, so that the rest of a large batch need not be kept.
-                self._inputs.append(piece.clone())
-                self.samples += len(piece)
+            for inputs in input_of(batch, key, index)[: samples - self.samples].split(_PIECE):
+                if not len(inputs):
+                    continue
+                # Copies, so that the rest of a large batch need not be kept.
+                piece = _Piece(inputs.clone(), [tensor.cpu() for tensor in _answers(original, inputs, index)])
+                n_bytes += piece.n_bytes
+                if self._pieces and n_bytes > _BYTES:
+                    return
+                self._pieces.append(piece)
             if self.samples >= samples:
-                break
-        if not self.samples:
-            raise InputError("no batches: the iterable given as data is empty")
-        self._wanted = self._answers(original)
+                return
 
-    def divergence(self, model: nn.Module) -> float:
-        """The mean over samples: the Kullback–Leibler divergence of class probabilities for scores of (batch, classes),
-        the squared error relative to the variance for all else; infinite where an answer is no number.
-        """
-        total = 0.0
-        for given, wanted in zip(self._answers(model), self._wanted, strict=True):
-            total += sum(_distance(own, target) for own, target in zip(given, wanted, strict=True))
-        return total / self.samples if math.isfinite(total) else math.inf
-
-    def first(self, samples: int) -> Probe:
-        """The same with about so many samples: whole pieces of them, and at least one.
-
-        >>> Probe(nn.Linear(3, 4), [torch.randn(200, 3)], samples=200).first(100).samples
-        64
-        """
-        other = copy.copy(self)
-        pieces = max(1, samples // _PIECE)
-        other._inputs, other._wanted = self._inputs[:pieces], self._wanted[:pieces]
-        other.samples = sum(map(len, other._inputs))
-        return other
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return sum(len(piece.inputs) for piece in self._pieces)
 
     @property
     def is_silent(self) -> bool:
-        """Whether the original answers with no number that could differ."""
-        return not any(self._wanted)
+        """Whether there is nothing to compare: no samples, or no real numbers in the answers."""
+        return not any(piece.wanted for piece in self._pieces)
 
-    @torch.inference_mode()
-    def _answers(self, model: nn.Module) -> list[list[Tensor]]:
-        device = device_of(model)
-        with borrowed(model):
-            inputs = enumerate(x if device is None else x.to(device) for x in self._inputs)
-            return [floats_of(forward(model, x, index)) for index, x in inputs]
+    def first(self, samples: int) -> Probe:
+        """The same with no more than so many samples, or those that were kept together with them.
+
+        >>> Probe(nn.Linear(3, 4), [torch.randn(8, 3)] * 4, samples=32).first(10).samples
+        16
+        """
+        other = copy.copy(self)
+        other._pieces = []
+        for piece in self._pieces:
+            if other.samples >= samples:
+                break
+            other._pieces.append(piece)
+        return other
+
+    def divergence(self, model: nn.Module) -> float:
+        """The mean over samples; infinite where ``model`` gives no number.
+
+        Answers of shape (batch, classes) are taken for scores, and the Kullback–Leibler divergence of the probabilities
+        counts; for all others it is the squared error relative to their variance. What the original does not answer
+        with a number is left out.
+        """
+        total = 0.0
+        with borrowed(model), torch.no_grad():
+            for index, piece in enumerate(self._pieces):
+                given = [tensor.cpu() for tensor in _answers(model, piece.inputs, index)]
+                shapes, wanted_shapes = ([tensor.shape for tensor in answers] for answers in (given, piece.wanted))
+                if shapes != wanted_shapes:
+                    raise UnlikeAnswers(f"{[*map(tuple, shapes)]} in place of {[*map(tuple, wanted_shapes)]}")
+                for own, wanted, variance in zip(given, piece.wanted, self._variances, strict=True):
+                    distance = _score_distance(own, wanted) if _are_scores(wanted) else _distance(own, wanted, variance)
+                    total += distance * (1 if _are_scores(wanted) else len(piece.inputs))
+        return total / self.samples if math.isfinite(total) else math.inf
 
 
-def _distance(given: Tensor, wanted: Tensor) -> float:
-    """The distance of the answers to a batch, summed over its samples."""
-    given, wanted = given.double(), wanted.double()
-    if wanted.dim() == 2 and wanted.shape[1] > 1:
-        own, other = given.log_softmax(1), wanted.log_softmax(1)
-        return functional.kl_div(own, other, reduction="sum", log_target=True).item()
-    variance = wanted.var(correction=0).clamp_min(torch.finfo(wanted.dtype).tiny)
-    return ((given - wanted).square().mean() / variance).item() * (len(wanted) if wanted.dim() else 1)
+def _answers(model: nn.Module, inputs: Tensor, index: int) -> list[Tensor]:
+    device = device_of(model)
+    return floats_of(forward(model, inputs if device is None else inputs.to(device), index))
 
 
-def floats_of(output: Any) -> list[Tensor]:
-    """All tensors of real numbers in what a model returned, in order.
+def _are_scores(answer: Tensor) -> bool:
+    return answer.dim() == 2 and answer.shape[1] > 1
 
-    >>> [each.tolist() for each in floats_of({"a": torch.ones(1), "b": (torch.ones(1).long(), [torch.zeros(1)])})]
-    [[1.0], [0.0]]
-    """
-    if isinstance(output, Tensor):
-        return [output] if output.is_floating_point() else []
-    if isinstance(output, Mapping):
-        output = list(output.values())
-    if isinstance(output, tuple | list):
-        return [tensor for item in output for tensor in floats_of(item)]
-    return []
+
+def _score_distance(given: Tensor, wanted: Tensor) -> float:
+    """The divergence of class probabilities, summed over the samples that the original answers."""
+    sound = answered(wanted)
+    own, other = (scores[sound].double().log_softmax(1) for scores in (given, wanted))
+    chances = other.exp()
+    # A class that the original rules out adds nothing.
+    return torch.where(chances > 0, chances * (other - own), 0.0).sum().item()
+
+
+def _distance(given: Tensor, wanted: Tensor, variance: float) -> float:
+    """The mean squared error relative to the variance."""
+    sound = wanted.isfinite()
+    if not sound.any():
+        return 0.0
+    return ((given - wanted).double()[sound].square().mean() / variance).item()
+
+
+def _variances(pieces: list[list[Tensor]]) -> list[float]:
+    """Of each answer, over all pieces; 1 for one that never varies, whose errors are then absolute."""
+    if len({len(answers) for answers in pieces}) > 1:
+        raise UnlikeAnswers("the number of answers changes from batch to batch")
+    found = []
+    for answers in zip(*pieces, strict=True):
+        values = torch.cat([answer.double().flatten() for answer in answers])
+        sound = values[values.isfinite()]
+        variance = sound.var(correction=0).item() if len(sound) else 0.0
+        found.append(variance if variance > 0 else 1.0)
+    return found

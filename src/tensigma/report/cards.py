@@ -7,6 +7,7 @@ from typing import Any
 
 from tensigma.pipeline import Evaluation, FineTuning, Report
 from tensigma.pipeline.certificate import Certificate
+from tensigma.planning.weighing import in_words
 from tensigma.report import numbers
 
 
@@ -94,26 +95,13 @@ def facts(report: Report, evaluation: Evaluation | None) -> list[tuple[str, str]
         ("Evaluation samples", None if evaluation is None else numbers.number(evaluation.samples)),
         ("Certificate", None if certified is None else _certificate(certified)),
         ("Norm", ", ".join(norms)),
-        ("Budget shared out by", _weighing(notes.get("weighing"))),
+        ("Budget shared out", in_words(notes["weighing"]) if notes.get("weighing") else None),
         ("Fine-tuned", _fine_tuning(notes.get("finetuning"))),
         ("Layers compressed", f"{len(report.compressed)} of {len(report.layers)}"),
         ("Time to compress", f"{report.seconds:.1f} s"),
         ("Tensigma", report.library),
     ]
     return [(name, str(value)) for name, value in found if value]
-
-
-def _weighing(noted: Any) -> str | None:
-    """How much the error of each layer counted when the budget was shared out."""
-    if noted is None:
-        return None
-    samples = numbers.number(noted["samples"])
-    if not noted["power"] and not noted["tried"]:
-        return f"errors of the layers; their effects, measured on {samples} samples, lead to the same plan"
-    if not noted["power"]:
-        return f"errors of all layers alike, best of {len(noted['tried'])} ways tried on {samples} samples"
-    tried = f", best of {len(noted['tried'])} powers tried" if noted["tried"] else ""
-    return f"errors × measured effects to the power {noted['power']:g}{tried} on {samples} samples"
 
 
 def _fine_tuning(noted: Any) -> str | None:
