@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import tensigma as ts
 from support_nets import batches, small_net
@@ -57,14 +57,13 @@ def naive_effects(model: TwoPaths, data: list[Tensor]) -> dict[str, float]:
     model = copy.deepcopy(model).double()
     answers = model(x).softmax(1)
     found = {}
-    for name in ("loud", "quiet", "head"):
-        layer = model.get_submodule(name)
+    for name, layer in (("loud", model.loud), ("quiet", model.quiet), ("head", model.head)):
         inputs = x if name != "head" else _hidden(model, x)
         outputs = layer(inputs)
         mean = outputs.mean(0)
         _, energies, directions = torch.linalg.svd(outputs - mean, full_matrices=False)
         lost = (energies**2).flip(0).cumsum(0).flip(0) / (energies**2).sum()  # lost[r]: all beyond the first r
-        ranks = [rank for rank in range(1, min(layer.weight.shape)) if lost[rank] > 1e-6]  # type: ignore[arg-type]
+        ranks = [rank for rank in range(1, min(layer.weight.shape)) if lost[rank] > 1e-6]
         rank = min(ranks, key=lambda rank: abs(math.log(lost[rank].item() / 0.05)))
         keep = directions[:rank].T @ directions[:rank]
 
@@ -205,7 +204,7 @@ def test_a_model_can_be_trained_afterwards() -> None:
 
 
 def test_the_model_comes_back_as_it_was() -> None:
-    model, data = small_net(), DataLoader(torch.cat(batches(2)), batch_size=4, shuffle=True)  # type: ignore[arg-type, var-annotated]
+    model, data = small_net(), DataLoader(TensorDataset(torch.cat(batches(2))), batch_size=4, shuffle=True)
     stats = ts.calibrate(model, data)
     model.train()
     before, rng = copy.deepcopy(model.state_dict()), torch.get_rng_state()

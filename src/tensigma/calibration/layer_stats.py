@@ -71,20 +71,20 @@ class LayerStats:
         self.fisher_samples = 0 if fisher is None else int(self.samples if fisher_samples is None else fisher_samples)
 
     @classmethod
-    def from_rows(cls, rows: Tensor, **fields: object) -> LayerStats:
+    def from_rows(cls, rows: Tensor, **fields: Any) -> LayerStats:
         """Moments of given rows, (n, d) or (g, n, d)."""
         shift = rows.double().mean(-2, keepdim=True)
         centred = rows.double() - shift
         covariance = centred.mT @ centred / rows.shape[-2]
         dtype = torch.promote_types(rows.dtype, torch.float32)
-        return cls(mean=shift.squeeze(-2), covariance=covariance.to(dtype), count=rows.shape[-2], **fields)  # type: ignore[arg-type]
+        return cls(mean=shift.squeeze(-2), covariance=covariance.to(dtype), count=rows.shape[-2], **fields)
 
     @classmethod
-    def from_gram(cls, gram: Tensor, mean: Tensor | None = None, *, count: int, **fields: object) -> LayerStats:
+    def from_gram(cls, gram: Tensor, mean: Tensor | None = None, *, count: int, **fields: Any) -> LayerStats:
         """Moments from an uncentred gram E[u uᵀ] and a mean (zero where not given)."""
         mean = gram.new_zeros(gram.shape[:-1]) if mean is None else mean
         centred = gram.double() - mean.double()[..., :, None] * mean.double()[..., None, :]
-        return cls(mean=mean, covariance=centred.to(gram.dtype), count=count, **fields)  # type: ignore[arg-type]
+        return cls(mean=mean, covariance=centred.to(gram.dtype), count=count, **fields)
 
     @property
     def d(self) -> int:
@@ -223,7 +223,7 @@ class LayerStats:
         count = self.count + other.count
         share = other.count / count if count else 0.0
         step = other._mean.to(self._mean.device) - self._mean
-        moments: dict[str, Tensor] = {}
+        moments: dict[str, Any] = {}
         own_rows, other_rows = self.rows, other.rows
         if own_rows is not None and other_rows is not None and count < self.d:
             moments["rows"] = torch.cat([own_rows, other_rows.to(own_rows)])
@@ -246,7 +246,7 @@ class LayerStats:
             output_count=self.output_count + other.output_count,
             fisher=_average(self.fisher, other.fisher, self.fisher_samples, other.fisher_samples),
             fisher_samples=self.fisher_samples + other.fisher_samples,
-            **moments,  # type: ignore[arg-type]
+            **moments,
         )
 
 

@@ -35,7 +35,21 @@ class PlanningProgress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimingProgress:
+class _Counted:
+    """Steps of about equal length, some of them done."""
+
+    done: int
+    total: int
+    seconds: float
+
+    @property
+    def remaining(self) -> float:
+        """Seconds to go at the present rate."""
+        return self.seconds / self.done * (self.total - self.done)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingProgress(_Counted):
     """The shape of some layers has been timed at several ranks.
 
     >>> print(TimingProgress(shape="conv 64 → 64, 3×3", done=2, total=9, seconds=1.0))
@@ -43,29 +57,19 @@ class TimingProgress:
     """
 
     shape: str
-    done: int
-    total: int
-    seconds: float
-
-    @property
-    def remaining(self) -> float:
-        """Seconds to go at the present rate."""
-        return self.seconds / self.done * (self.total - self.done)
 
     def __str__(self) -> str:
         return f"time of shape {self.done} of {self.total}, {self.shape}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchProgress:
+class SearchProgress(_Counted):
     """A plan has been tried on held-out data.
 
     >>> print(SearchProgress(done=2, total=8, share=0.5, kept=0.97, measure="agreement", enough=False, seconds=3.0))
     trial 2 of 8, 50.0 % of the parameters: agreement 97.00 %, too little
     """
 
-    done: int
-    total: int
     #: The share of the parameters that the plan leaves.
     share: float
     #: Agreement or accuracy of the model it gives.
@@ -73,12 +77,6 @@ class SearchProgress:
     measure: str
     #: Whether that is as much as was asked for.
     enough: bool
-    seconds: float
-
-    @property
-    def remaining(self) -> float:
-        """Seconds to go at the present rate."""
-        return self.seconds / self.done * (self.total - self.done)
 
     def __str__(self) -> str:
         found = f"{self.measure} {100 * self.kept:.2f} %, {'enough' if self.enough else 'too little'}"
@@ -86,7 +84,7 @@ class SearchProgress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EffectProgress:
+class EffectProgress(_Counted):
     """What an error in a layer does to the answers has been measured.
 
     >>> print(EffectProgress(layer="conv1", done=2, total=9, seconds=1.0))
@@ -94,38 +92,22 @@ class EffectProgress:
     """
 
     layer: str
-    done: int
-    total: int
-    seconds: float
-
-    @property
-    def remaining(self) -> float:
-        """Seconds to go at the present rate."""
-        return self.seconds / self.done * (self.total - self.done)
 
     def __str__(self) -> str:
         return f"effect of layer {self.done} of {self.total}, {self.layer}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialProgress:
+class TrialProgress(_Counted):
     """A plan with one power of the layers' effects for weights has been tried.
 
     >>> print(TrialProgress(done=2, total=3, power=0.25, divergence=0.0123, seconds=1.0))
     weights 2 of 3, power 0.25: divergence 0.0123
     """
 
-    done: int
-    total: int
     power: float
     #: Of the answers from the original's.
     divergence: float
-    seconds: float
-
-    @property
-    def remaining(self) -> float:
-        """Seconds to go at the present rate."""
-        return self.seconds / self.done * (self.total - self.done)
 
     def __str__(self) -> str:
         return f"weights {self.done} of {self.total}, power {self.power:g}: divergence {self.divergence:.3g}"
