@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import tensigma as ts
-from tensigma.calibration.architecture import fingerprint
+from tensigma.layers import fingerprint
 
 #: In-channels, out-channels, size of the map, how often.
 SHAPES = (

@@ -23,8 +23,8 @@ from torch import nn
 
 from tensigma.layers import Tucker2Format, empty_modules, find_layers, replace_
 from tensigma.pipeline import export
-from tensigma.pipeline.counting import count_macs
-from tensigma.pipeline.runtime import OnnxModel, measure_together
+from tensigma.evaluation.size import count_macs
+from tensigma.deployment import OnnxModel, measure_together
 
 TARGET = 0.85
 BATCHES = (1, 16)

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 import tensigma as ts
-from tensigma.planning.allocation import Allocation
-from tensigma.planning.timing import one_thread, processor_clock
+from tensigma.planning import Allocation
+from tensigma.running.timing import one_thread, processor_clock
 from tensigma.zoo import load_data, load_model
 
 SHARES = (0.8, 0.6)

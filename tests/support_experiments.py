@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 from safetensors.torch import save_file
 
-from tensigma.experiments.workshop import Overrides
+from tensigma.experiments import Overrides
 from tensigma.zoo import load_model
 
 N_CLASSES = 10

@@ -13,7 +13,8 @@ import torch
 from drawing import BLUE, FORMATS, GREEN, GREY, PALE, in_percent, keep, panels
 
 import tensigma as ts
-from tensigma.experiments.demo import TEST, TRAIN, train
+from tensigma.experiments import TEST, TRAIN
+from tensigma.experiments.demo import train
 from tensigma.zoo import load_data
 
 # %% [markdown]

@@ -15,7 +15,8 @@ import torch
 from drawing import BLUE, GREY, ORANGE, draw_maps, in_percent, keep, panels
 
 import tensigma as ts
-from tensigma.experiments.demo import TEST, TRAIN, train
+from tensigma.experiments import TEST, TRAIN
+from tensigma.experiments.demo import train
 from tensigma.linalg import CP, Metric, Tucker2
 from tensigma.zoo import load_data
 

@@ -4,23 +4,10 @@ from importlib.metadata import version
 
 from tensigma import linalg
 from tensigma.calibration import Calibration, LayerStats, calibrate
-from tensigma.pipeline import (
-    Certificate,
-    Evaluation,
-    Exported,
-    FineTuning,
-    Quantized,
-    Refine,
-    Report,
-    compress,
-    compress_,
-    evaluate,
-    export,
-    finetune,
-    load,
-    quantize,
-    save,
-)
+from tensigma.evaluation import Certificate, Evaluation
+from tensigma.deployment import Exported, Quantized, load, save
+from tensigma.pipeline import FineTuning, Report, compress, evaluate, export, finetune, quantize
+from tensigma.compression import Refine, compress_
 from tensigma.planning import VBMF, Drop, Energy, Latency, Macs, Params, Plan, Ranks, SigmaVBMF, plan
 from tensigma.report import write_report
 

@@ -1,8 +1,42 @@
 """Everything Tensigma raises or warns about, in one tree."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Self
+
 
 class TensigmaError(Exception):
-    """Root of all errors raised by Tensigma."""
+    """Root of all errors raised by Tensigma.
+
+    A message that names arguments of the function that was called writes them in braces and lists them as
+    ``parameters``. Whoever shows the error decides how they are spelt: ``stats=`` in Python, ``--stats`` on the command
+    line. A parameter may come with the value to pass.
+
+    >>> error = TensigmaError("give {stats}, or pass {check}", parameters=("stats", "check=False"))
+    >>> str(error), error.worded(lambda parameter: f"--{parameter}")
+    ('give stats=, or pass check=False', 'give --stats, or pass --check')
+    """
+
+    def __init__(self, message: str = "", *, parameters: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.message, self.parameters = message, tuple(parameters)
+
+    def worded(self, spelt: Callable[[str], str]) -> str:
+        """The message with parameters as ``spelt`` writes their names."""
+        text = self.message
+        for parameter in self.parameters:
+            name = parameter.partition("=")[0]
+            text = text.replace(f"{{{name}}}", spelt(name))
+        return text
+
+    def prefixed(self, prefix: str) -> Self:
+        """The same error with something in front, such as the name of the layer it is about."""
+        return type(self)(prefix + self.message, parameters=self.parameters)
+
+    def __str__(self) -> str:
+        values = {parameter.partition("=")[0]: parameter for parameter in self.parameters}
+        return self.worded(lambda name: values[name] if "=" in values[name] else f"{name}=")
 
 
 class InputError(TensigmaError, ValueError):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from tensigma.calibration.memory import estimate_memory, parse_bytes, plan_passes
+from tensigma.calibration import estimate_memory, parse_bytes
+from tensigma.calibration.memory import plan_passes
 from tensigma.errors import InputError
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from reference_calibration import naive_moments
 from tensigma.calibration.lag_recipe import recipe
 from tensigma.calibration.lags import LagSums
-from tensigma.calibration.moments import Moments, prefers_lags
+from tensigma.calibration import Moments
+from tensigma.calibration.moments import prefers_lags
 from tensigma.calibration.window import Window
 from tensigma.errors import InputError
 from tensigma.layers import Geometry

@@ -16,8 +16,8 @@ from torch import nn
 
 import tensigma as ts
 from tensigma.calibration import distance, store
-from tensigma.calibration.layer_stats import LayerStats
-from tensigma.calibration.stats import Calibration
+from tensigma.calibration import LayerStats
+from tensigma.calibration import Calibration
 from tensigma.errors import InputError, StoreError
 
 

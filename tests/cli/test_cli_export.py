@@ -11,7 +11,7 @@ import torch
 
 import tensigma as ts
 from support_cli import DATA, MODEL, files
-from tensigma.pipeline.runtime import OnnxModel
+from tensigma.deployment import OnnxModel
 from tensigma.zoo import load_model
 
 

@@ -18,7 +18,8 @@ from tensigma.calibration import Progress
 from tensigma.cli.progress import Bar, Lines, Step
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
-from tensigma.pipeline import CompressionProgress, EvaluationProgress
+from tensigma.pipeline import CompressionProgress
+from tensigma.evaluation import EvaluationProgress
 
 COMMANDS = ["inspect", "calibrate", "plan", "compress", "evaluate", "report", "demo"]
 

@@ -21,7 +21,8 @@ from tensigma.cli.app import app
 from tensigma.cli.command import command_line
 from tensigma.cli.progress import Bar, Lines, Step, step_of
 from tensigma.cli.tables import Columns
-from tensigma.pipeline import CompressionProgress, EvaluationProgress
+from tensigma.pipeline import CompressionProgress
+from tensigma.evaluation import EvaluationProgress
 from tensigma.planning import PlanningProgress
 
 SOURCES = sorted(Path(tensigma.__file__).parent.rglob("*.py"))

@@ -11,7 +11,7 @@ import torch
 
 import tensigma as ts
 from support_cli import DATA, MODEL, files
-from tensigma.pipeline.unfinished import Unfinished
+from tensigma.finetuning.unfinished import Unfinished
 from tensigma.zoo import load_model
 
 OUTPUT = {"manifest.json", "model.safetensors", "plan.json", "report.json", "report.html", "finetuning.json"}

@@ -12,10 +12,10 @@ from rich.console import Console
 from support_experiments import stand_ins
 from tensigma.cli.progress import step_of
 from tensigma.cli.reproduce import _command, _Display, _overview
-from tensigma.experiments.catalogue import NAMES, PAPER, configs_of, load_config
-from tensigma.experiments.demo import TrainingProgress
-from tensigma.experiments.quick import quick_form
-from tensigma.experiments.reproduction import reproduce, state_of
+from tensigma.experiments import NAMES, PAPER, configs_of, load_config
+from tensigma.experiments import TrainingProgress
+from tensigma.experiments import quick_form
+from tensigma.experiments import reproduce, state_of
 
 TINY = """
 kind = "accuracy"

@@ -10,11 +10,13 @@ import torch
 
 from tensigma.errors import InputError
 from tensigma.experiments.beyond import Beyond, Variant, _Moved
-from tensigma.experiments.catalogue import load_config
-from tensigma.experiments.reproduction import kind_of, reproduce
-from tensigma.experiments.sections import section_of
-from tensigma.experiments.settings import Config, parse_config
-from tensigma.experiments.tables import markdown
+from tensigma.experiments import load_config
+from tensigma.experiments.reproduction import kind_of
+from tensigma.experiments import reproduce
+from tensigma.experiments import section_of
+from tensigma.experiments import Config
+from tensigma.experiments.settings import parse_config
+from tensigma.experiments import markdown
 
 RULE = {"ranks": "vbmf", "method": "tucker2", "norm": "sigma", "layers": "spatial"}
 BUDGET = {"ranks": "budget", "method": "auto", "norm": "centred", "layers": "all"}

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tensigma.experiments.catalogue import PAPER, load_config
-from tensigma.experiments.paper_page import write_page
-from tensigma.experiments.results import Results
-from tensigma.experiments.sections import section_of
-from tensigma.experiments.tables import markdown
+from tensigma.experiments import PAPER, load_config
+from tensigma.experiments import write_page
+from tensigma.experiments import Results
+from tensigma.experiments import section_of
+from tensigma.experiments import markdown
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,16 +12,19 @@ import pytest
 from support_experiments import stand_ins
 from tensigma.errors import InputError, StoreError
 from tensigma.experiments import accuracy, workshop
-from tensigma.experiments.catalogue import PAPER, load_config
+from tensigma.experiments import PAPER, load_config
 from tensigma.experiments.kinds import Cell
-from tensigma.experiments.paper_page import write_page
-from tensigma.experiments.quick import quick_form
-from tensigma.experiments.reproduction import ReproductionProgress, current_cells, kind_of, reproduce, state_of
-from tensigma.experiments.results import Results
-from tensigma.experiments.sections import section_of
-from tensigma.experiments.settings import Config, parse_config
-from tensigma.experiments.tables import markdown
-from tensigma.experiments.workshop import Overrides, Workshop
+from tensigma.experiments import write_page
+from tensigma.experiments import quick_form
+from tensigma.experiments import ReproductionProgress, current_cells, reproduce, state_of
+from tensigma.experiments.reproduction import kind_of
+from tensigma.experiments import Results
+from tensigma.experiments import section_of
+from tensigma.experiments import Config
+from tensigma.experiments.settings import parse_config
+from tensigma.experiments import markdown
+from tensigma.experiments import Overrides
+from tensigma.experiments.workshop import Workshop
 from tensigma.planning import plan
 
 DIGITS: dict[str, Any] = {
@@ -119,7 +122,7 @@ def test_experiments_share_statistics_solutions_and_accuracies(tmp_path: Path, m
     first = go(digits(), tmp_path)
     for name in ("calibrate", "pack_hits"):
         monkeypatch.setattr(workshop, name, None)
-    monkeypatch.setattr("tensigma.pipeline.cache.solve", None)
+    monkeypatch.setattr("tensigma.solving.solutions.solve", None)
     (second,) = reproduce([digits()], data=None, out=tmp_path / "again", cache=tmp_path / "cache")
     plain = ("top1", "rate", "seconds", "hits")
     for key, cell in first.cells.items():

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tensigma.errors import InputError
-from tensigma.experiments.catalogue import CONFIGS, PAPER, load_config, plain, printed_of
-from tensigma.experiments.quick import quick_form
+from tensigma.experiments import CONFIGS, PAPER, load_config
+from tensigma.experiments.catalogue import plain, printed_of
+from tensigma.experiments import quick_form
 from tensigma.experiments.reproduction import kind_of
 from tensigma.experiments.settings import parse_config
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from support_experiments import with_cifar100
-from tensigma.experiments.catalogue import PAPER, load_config
-from tensigma.experiments.quick import quick_form
-from tensigma.experiments.reproduction import kind_of, reproduce
-from tensigma.experiments.sections import section_of
-from tensigma.experiments.tables import markdown
+from tensigma.experiments import PAPER, load_config
+from tensigma.experiments import quick_form
+from tensigma.experiments.reproduction import kind_of
+from tensigma.experiments import reproduce
+from tensigma.experiments import section_of
+from tensigma.experiments import markdown
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

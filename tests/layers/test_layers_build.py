@@ -12,21 +12,7 @@ from torch.testing import assert_close
 
 from cases import CONVOLUTIONS, DEPTHWISE, GEOMETRIES, GROUPED, LINEAR, TRANSPOSED, LayerCase
 from tensigma.errors import InputError, RankError, UnsupportedLayer
-from tensigma.layers import (
-    CPFormat,
-    Format,
-    Geometry,
-    SVDFormat,
-    Tucker2Format,
-    cost,
-    empty_modules,
-    format_of,
-    from_modules,
-    kernel_of,
-    kernels_of,
-    to_layer,
-    to_modules,
-)
+from tensigma.layers import CPFormat, Format, Geometry, SVDFormat, Tucker2Format, cost, empty_modules, format_of, from_modules, kernel_of, kernels_of, to_layer, to_modules
 from tensigma.linalg import CPFactors, Factors, SVDFactors, Tucker2Factors
 
 # The dense layer itself warns about this, once per process.

@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 import tensigma as ts
 from support_nets import batches, small_net
 from tensigma.errors import InputError, StoreError
-from tensigma.pipeline.holdout import hold_out, mixed
-from tensigma.pipeline.sweep import ALL, DIVERGED, ELIMINATED, PATIENCE, Sweep
-from tensigma.pipeline.tuning import Epoch, FineTuningProgress
+from tensigma.running import hold_out, mixed
+from tensigma.finetuning.sweep import ALL, DIVERGED, ELIMINATED, PATIENCE, Sweep
+from tensigma.finetuning.history import Epoch
+from tensigma.finetuning import FineTuningProgress
 
 
 class Tiny(nn.Module):

@@ -16,7 +16,8 @@ from cases import GEOMETRIES, LayerCase
 from support_nets import SmallNet, batches, small_net
 from tensigma.errors import InputError, StoreError
 from tensigma.layers import CPFormat, Format, Geometry, SVDFormat, Tucker2Format, empty_modules, why_not
-from tensigma.pipeline.recognise import Compressed, recognise
+from tensigma.layers.recognise import Compressed
+from tensigma.layers import recognise
 
 
 def compressed(method: str = "tucker2", **options: Any) -> tuple[SmallNet, nn.Module]:
@@ -164,7 +165,7 @@ def test_a_failed_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     def fail(*args: Any, **kwargs: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tensigma.pipeline.archive.save_file", fail)
+    monkeypatch.setattr("tensigma.deployment.archive.save_file", fail)
     with pytest.raises(StoreError, match="No space left on device; nothing was changed there"):
         ts.save(small, tmp_path / "small", force=True)
     assert [file.name for file in tmp_path.iterdir()] == ["small"]

@@ -13,7 +13,7 @@ import tensigma as ts
 from reference import binomial_bound
 from support_nets import batches, small_net
 from tensigma.errors import InputError, StoreError
-from tensigma.pipeline.certificate import Certificate
+from tensigma.evaluation import Certificate
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.999])

@@ -217,7 +217,7 @@ def test_the_cache_never_solves_twice(stats: ts.Calibration, tmp_path: Path, mon
     def refuse(*args: Any) -> None:
         raise AssertionError("solved again")
 
-    monkeypatch.setattr("tensigma.pipeline.cache.solve", refuse)
+    monkeypatch.setattr("tensigma.solving.solutions.solve", refuse)
     second, again = ts.compress(net, plan, stats, cache=tmp_path / "cache")
     assert all(row.cached for row in again.compressed)
     assert [row.error for row in again.layers] == [row.error for row in report.layers]

@@ -14,9 +14,9 @@ from torch import nn
 
 import tensigma as ts
 from support_nets import batches, small_net
-from tensigma.calibration.distributed import rank_and_size
+from tensigma.running import rank_and_size
 from tensigma.errors import TensigmaError
-from tensigma.pipeline.sharing import share_out
+from tensigma.solving.sharing import share_out
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ import tensigma as ts
 from support_nets import batches, small_net
 from tensigma.errors import InputError
 from tensigma.layers import CPFormat, Format, Geometry, SVDFormat, Tucker2Format, empty_modules
-from tensigma.pipeline.equalise import _scale_, equalise
+from tensigma.deployment.equalise import _scale_, equalise
 
 GEOMETRIES = [
     pytest.param(SVDFormat(5), nn.Linear(12, 9), (12,), id="svd-linear"),

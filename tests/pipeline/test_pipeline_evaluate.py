@@ -14,8 +14,8 @@ from cases import GEOMETRIES, LayerCase
 from support_nets import batches, small_net
 from tensigma.errors import InputError, StoreError
 from tensigma.layers import Geometry
-from tensigma.pipeline.counting import count_macs
-from tensigma.pipeline.latency import measure_latency
+from tensigma.evaluation.size import count_macs
+from tensigma.evaluation import measure_latency
 
 
 def scores(*best: int) -> Tensor:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 import tensigma as ts
 from support_nets import batches, small_net
 from tensigma.errors import ExportError, InputError
-from tensigma.pipeline.parity import parity
-from tensigma.pipeline.runtime import OnnxModel
+from tensigma.deployment.parity import parity
+from tensigma.deployment import OnnxModel
 
 
 class Tiny(nn.Module):

@@ -19,10 +19,10 @@ import tensigma as ts
 from support_nets import batches, small_net
 from tensigma.errors import InputError
 from tensigma.layers import Geometry
-from tensigma.pipeline.equalise import _scale_
-from tensigma.pipeline.qdq import needs_reduced_range
-from tensigma.pipeline.recognise import find_compressed
-from tensigma.pipeline.runtime import OnnxModel
+from tensigma.deployment.equalise import _scale_
+from tensigma.deployment.qdq import needs_reduced_range
+from tensigma.layers import find_compressed
+from tensigma.deployment import OnnxModel
 from tensigma.zoo import load_data, load_model
 
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import tensigma as ts
 from support_nets import batches, small_net
 from tensigma.errors import InputError
-from tensigma.pipeline import RefinementProgress
-from tensigma.pipeline.batchnorm import reestimate_bn_
-from tensigma.pipeline.likeness import Likeness
-from tensigma.pipeline.refinement import Refine, blocks_around, refine_
+from tensigma.compression import RefinementProgress
+from tensigma.compression import reestimate_bn_
+from tensigma.compression.likeness import Likeness
+from tensigma.compression import Refine, blocks_around, refine_
 
 
 def classifier(seed: int) -> nn.Module:

@@ -10,9 +10,10 @@ from torch import nn
 
 import tensigma as ts
 from tensigma.errors import InputError, MissingExtra, StoreError
-from tensigma.pipeline.latency import measure_latency
-from tensigma.pipeline.report import Size
-from tensigma.pipeline.runtime import OnnxModel, compare, onnx_module
+from tensigma.evaluation import measure_latency
+from tensigma.compression import Size
+from tensigma.deployment import OnnxModel
+from tensigma.deployment.onnx_model import compare, onnx_module
 
 
 @pytest.fixture(scope="module")

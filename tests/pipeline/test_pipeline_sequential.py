@@ -14,8 +14,9 @@ from reference_calibration import naive_rows
 from support_nets import batches, small_net
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, kernels_of
-from tensigma.pipeline.sequential import _inputs, _Pair, fit_in_sequence, ridge_share, target_layer
-from tensigma.planning import Entry, method_of, norm_of
+from tensigma.compression.sequential import _inputs, _Pair, fit_in_sequence, ridge_share, target_layer
+from tensigma.planning import Entry
+from tensigma.solving import method_of, norm_of
 
 
 def disturbed(x: Tensor, seed: int) -> Tensor:

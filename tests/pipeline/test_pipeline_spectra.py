@@ -10,7 +10,8 @@ from torch import nn
 
 import tensigma as ts
 from tensigma.pipeline import Report
-from tensigma.pipeline.spectra import N_POINTS, spectra_data
+from tensigma.pipeline.spectra import N_POINTS
+from tensigma.pipeline import spectra_data
 
 
 def network(seed: int) -> nn.Sequential:

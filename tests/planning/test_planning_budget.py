@@ -18,8 +18,9 @@ from support_nets import batches, reusing_net, small_net
 from tensigma.errors import InputError
 from tensigma.layers import Cost, Geometry
 from tensigma.linalg import CP, Metric
-from tensigma.pipeline.counting import count_macs
-from tensigma.planning import methods, norm_of
+from tensigma.evaluation.size import count_macs
+from tensigma.planning import methods
+from tensigma.solving import norm_of
 from tensigma.planning.curves import Option, pareto
 from tensigma.planning.front import Front
 

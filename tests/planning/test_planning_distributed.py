@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import tensigma as ts
-from tensigma.calibration.distributed import rank_and_size
+from tensigma.running import rank_and_size
 from tensigma.planning import timetable
 
 pytestmark = pytest.mark.slow

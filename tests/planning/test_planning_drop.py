@@ -13,8 +13,9 @@ from torch import Tensor, nn
 import tensigma as ts
 from tensigma.errors import CalibrationWarning, InputError
 from tensigma.planning import SearchProgress, builder, drop
-from tensigma.planning.allocation import Allocation
-from tensigma.planning.heldout import Judge, Kept, SetAside
+from tensigma.planning import Allocation
+from tensigma.planning.heldout import Judge, Kept
+from tensigma.planning import SetAside
 
 
 def classifier() -> nn.Sequential:

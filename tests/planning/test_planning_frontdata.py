@@ -12,7 +12,7 @@ from torch import nn
 
 import tensigma as ts
 from tensigma.planning import Plan
-from tensigma.planning.frontdata import front_data
+from tensigma.planning import front_data
 
 BUDGETS = {"params": ts.Params, "macs": ts.Macs}
 

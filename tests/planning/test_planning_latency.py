@@ -18,13 +18,15 @@ from cases import GEOMETRIES, LayerCase
 from support_nets import batches, reusing_net
 from tensigma.errors import InputError
 from tensigma.layers import Geometry
-from tensigma.pipeline.counting import count_macs
+from tensigma.evaluation.size import count_macs
 from tensigma.planning import timetable
-from tensigma.planning.allocation import Allocation
-from tensigma.planning.graph import onnx_graph
+from tensigma.planning import Allocation
+from tensigma.running.timing import onnx_graph
 from tensigma.planning.latency import _between, in_blocks
-from tensigma.planning.timetable import TimeTable, cache_folder
-from tensigma.planning.timing import Chain, Eager, OnnxRuntime, Runtime, measure, runtime_of
+from tensigma.running import TimeTable
+from tensigma.running.timetable import cache_folder
+from tensigma.running import Chain, runtime_of
+from tensigma.running.timing import Eager, OnnxRuntime, Runtime, measure
 
 
 def wide_net() -> nn.Sequential:
@@ -232,7 +234,7 @@ def test_auto_is_onnx_runtime_where_it_can_run(monkeypatch: pytest.MonkeyPatch) 
     pytest.importorskip("onnxruntime")
     assert isinstance(runtime_of("auto"), OnnxRuntime)
     assert isinstance(runtime_of("auto", torch.device("meta")), Eager)
-    monkeypatch.setattr("tensigma.planning.timing.find_spec", lambda name: None)
+    monkeypatch.setattr("tensigma.running.timing.find_spec", lambda name: None)
     assert isinstance(runtime_of("auto"), Eager)
     with pytest.raises(ImportError, match=r"tensigma\[onnx\]"):
         runtime_of("onnxruntime")

@@ -14,9 +14,10 @@ from tensigma.calibration import LayerStats
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, kernels_of
 from tensigma.linalg import Metric
-from tensigma.planning.moments import centred_metrics, gram_metrics, means
-from tensigma.planning.norms import norm_of
-from tensigma.planning.spectra import output_spectrum
+from tensigma.solving.metrics import centred_metrics, gram_metrics
+from tensigma.solving import means
+from tensigma.solving import norm_of
+from tensigma.linalg.spectra import output_spectrum
 
 
 def outputs(layer: Any, x: torch.Tensor) -> torch.Tensor:

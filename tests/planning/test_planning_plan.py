@@ -15,7 +15,8 @@ import tensigma as ts
 from support_nets import batches, small_net
 from tensigma.errors import InputError, RankError, StoreError
 from tensigma.linalg import cp_rank, svd_rank, tucker2_ranks
-from tensigma.planning import METHODS, NORMS
+from tensigma.solving import METHODS
+from tensigma.planning import NORMS
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tensigma.errors import InputError
 from tensigma.planning import EffectProgress, TrialProgress
 from tensigma.planning.builder import Builder
 from tensigma.planning.effects import normalised
-from tensigma.planning.probe import Probe
+from tensigma.running import Probe
 
 
 class TwoPaths(nn.Module):
@@ -287,7 +287,7 @@ def test_how_samples_come_in_batches_changes_nothing(size: int) -> None:
 
 
 def test_no_more_is_kept_than_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensigma.planning.probe._BYTES", 10 * (32 + 12) * 4)
+    monkeypatch.setattr("tensigma.running.probe._BYTES", 10 * (32 + 12) * 4)
     probe = Probe(TwoPaths(0).eval(), [x[:4] for x in rows(8)], samples=200)
     assert probe.samples == 8
 

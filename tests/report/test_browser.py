@@ -19,8 +19,8 @@ import tensigma as ts
 from tensigma.pipeline import Report
 from tensigma.planning import Plan
 from tensigma.report import Run
-from tensigma.report.figure import Line, Panel
-from tensigma.report.results import Section, Table, write_results
+from tensigma.report import Line, Panel
+from tensigma.report import Section, Table, write_results
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 playwright = pytest.importorskip(

@@ -13,8 +13,10 @@ import pytest
 
 import tensigma as ts
 from tensigma.errors import MissingExtra, StoreError
-from tensigma.pipeline import Evaluation, LayerReport, Report, Size, Timing
-from tensigma.pipeline.certificate import Certificate
+from tensigma.evaluation import Evaluation, Timing
+from tensigma.compression import LayerReport, Size
+from tensigma.pipeline import Report
+from tensigma.evaluation import Certificate
 from tensigma.report import Run, pictures, render_report, write_report
 from tensigma.report.charts import line_chart
 

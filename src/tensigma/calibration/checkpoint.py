@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensigma.calibration.architecture import first_difference
+from tensigma.layers import first_difference
 from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.stats import Calibration, StoredLayers
 from tensigma.calibration.store import read_manifest, write_store

@@ -2,33 +2,66 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from tensigma.calibration.architecture import compressible, fingerprint
-from tensigma.calibration.batches import count_batches, input_of, is_batch, is_one_shot, iterate, labels_of
 from tensigma.calibration.checkpoint import Checkpoint, State
 from tensigma.calibration.collector import Collector
-from tensigma.calibration.distributed import process_group, rank_and_size, reduce_stats
-from tensigma.calibration.guard import borrowed, device_of
 from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.memory import MemoryEstimate, estimate_memory, parse_bytes, plan_passes
-from tensigma.calibration.progress import Progress, reporter
+from tensigma.calibration.reduction import reduce_stats
 from tensigma.calibration.stats import Calibration
-from tensigma.errors import CalibrationWarning, InputError, TensigmaError
+from tensigma.errors import CalibrationWarning, InputError
+from tensigma.layers import compressible, fingerprint, select
+from tensigma.running import (
+    Batches,
+    Progress,
+    Wanted,
+    borrowed,
+    device_of,
+    is_batch,
+    process_group,
+    rank_and_size,
+    reporter,
+    run,
+    safe_backward,
+    samples_per_second,
+    target_labels,
+    weights_digest,
+)
+
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationProgress(Progress):
+    """A batch has been gathered; steps are batches of all passes together.
+
+    >>> print(CalibrationProgress(done=5, total=20, samples=80, seconds=2.0))
+    batch 5 of 20, 40 samples/s
+    """
+
+    title: ClassVar[str] = "calibration"
+
+    #: Samples of this process in this pass.
+    samples: int
+    passes: int = 1
+    #: Bytes that the run may take beyond the model's own forward pass.
+    memory: int = 0
+
+    def __str__(self) -> str:
+        total = "" if self.total is None else f" of {self.total}"
+        return f"batch {self.done}{total}, {samples_per_second(self.samples, self.seconds)}"
 
 
 def calibrate(
@@ -42,7 +75,7 @@ def calibrate(
     fisher: Literal["model", "labels"] | None = None,
     input: str | int | None = None,
     device: torch.device | str | None = None,
-    progress: bool | Callable[[Progress], None] = False,
+    progress: Wanted = False,
     data_name: str | None = None,
     checkpoint: str | PathLike[str] | None = None,
     checkpoint_every: int = 50,
@@ -65,7 +98,8 @@ def calibrate(
         fisher: also gather the mean squared gradient of each weight, with labels drawn from the predictions of the
             model (``"model"``, drawn with ``seed``) or taken from the batches (``"labels"``).
         device: where to run; by default where the model is.
-        progress: True for lines in the log, or a function that is called with a :class:`Progress` after each batch.
+        progress: True for lines in the log, or a function that is called with a :class:`CalibrationProgress` after
+            each batch.
         data_name: what to call the data in the statistics.
         checkpoint: a folder for the state of the run, written every ``checkpoint_every`` batches. With ``resume`` a
             killed run goes on from there; the loader must then give the same batches in the same order, as one that
@@ -106,7 +140,7 @@ def calibrate(
         if checkpoint is not None:
             rank, size = rank_and_size()
             folder = Path(checkpoint) / f"rank-{rank}-of-{size}" if many else Path(checkpoint)
-            options["weights"] = checksum(model)
+            options["weights"] = weights_digest(model)
             saves = Checkpoint(folder, fingerprint=fingerprint(model), options=options)
         runner = Runner(
             model=model,
@@ -123,17 +157,18 @@ def calibrate(
             checkpoint_every=checkpoint_every,
         )
         failure: BaseException | None = None
-        found: Mapping[str, LayerStats] = {}
+        stats: Mapping[str, LayerStats] = {}
         try:
-            found = runner.run((saves.load(resume=resume) if saves else None) or State())
+            stats = runner.run((saves.load(resume=resume) if saves else None) or State())
         except Exception as error:
             if not many:
                 raise
             failure = error
         if many:
-            found = reduce_stats(found, failure)
-    ordered = {name: found[name] for name in targets if name in found}
-    unreached = tuple(name for name in targets if name not in found)
+            stats = reduce_stats(stats, failure)
+        weights = weights_digest(model)
+    ordered = {name: stats[name] for name in targets if name in stats}
+    unreached = tuple(name for name in targets if name not in stats)
     if unreached:
         warnings.warn(
             f"no batch reached {_listing(unreached)}: the forward pass of the model does not call "
@@ -141,7 +176,9 @@ def calibrate(
             CalibrationWarning,
             stacklevel=2,
         )
-    return Calibration(ordered, fingerprint=fingerprint(model), data=data_name, unreached=unreached)
+    return Calibration(
+        ordered, fingerprint=fingerprint(model), weights=weights, data=data_name, unreached=unreached
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +193,7 @@ class Runner:
     input: str | int | None
     fisher: Literal["model", "labels"] | None
     seed: int
-    report: Callable[[Progress], None]
+    report: Callable[[Any], None]
     estimate: MemoryEstimate
     checkpoint: Checkpoint | None
     checkpoint_every: int
@@ -179,61 +216,55 @@ class Runner:
         finished = {name: stats for name, stats in start.layers.items() if name not in names}
         before = {name: stats for name, stats in start.layers.items() if name in names}
         collector = Collector({name: self.targets[name] for name in names}, before, self.estimate.pending)
-        with collector.attached():
-            state = self._batches(number, start, collector, finished)
-        if not state.batches:
-            raise InputError("no batches: the iterable given as batches is empty")
+        with collector.attached(), safe_backward(*([self.model] if self.fisher else [])):
+            self._batches(number, start, collector, finished)
         return replace(
-            state, layers={**finished, **collector.finish()}, finished_passes=number + 1, batches=0, samples=0
+            start, layers={**finished, **collector.finish()}, finished_passes=number + 1, batches=0, samples=0
         )
 
-    def _batches(self, number: int, start: State, collector: Collector, finished: dict[str, LayerStats]) -> State:
+    def _batches(self, number: int, start: State, collector: Collector, finished: dict[str, LayerStats]) -> None:
         max_samples, max_batches = self.limits
-        device = device_of(self.model)
         weights = {name: cast(Tensor, module.weight) for name, module in collector.targets.items()}
         if self.fisher:
             for parameter in self.model.parameters():
                 parameter.requires_grad_(False)
             for weight in weights.values():
                 weight.requires_grad_(True)
-        total = _total_batches(self.batches, max_batches)
+        batches = Batches(self.batches, input=self.input, max_samples=max_samples)
+        total = _smaller(batches.n_batches, max_batches)
         clock = time.perf_counter()
-        done = samples = 0
-        for index, batch in enumerate(iterate(self.batches)):
-            x = input_of(batch, self.input, index)
-            if max_samples is not None:
-                if index == 0 and len(x):
-                    enough = -(-max_samples // len(x))
-                    total = enough if total is None else min(total, enough)
-                x = x[: max_samples - samples]
-            done, samples = done + 1, samples + len(x)
-            if done > start.batches and len(x):
-                x = x if device is None else x.to(device)
-                forward(self.model, x, index)
+        samples = 0
+        for batch in batches:
+            if batch.index == 0 and max_samples is not None:
+                total = _smaller(total, -(-max_samples // len(batch)))
+            done, samples = batch.index + 1, samples + len(batch)
+            if done > start.batches:
+                run(self.model, batch)
                 if self.fisher:
-                    labels = labels_of(batch, index)[: len(x)] if self.fisher == "labels" else None
-                    collector.add_fisher(self.model, weights, x, labels, self.seed + index)
-                collector.end_batch(len(x))
-                n_passes = len(self.passes)
-                self.report(
-                    Progress(
-                        done=number * (total or 0) + done,
-                        total=None if total is None else n_passes * max(total, done),
-                        samples=samples - start.samples,
-                        seconds=time.perf_counter() - clock,
-                        first=number * (total or 0) + start.batches,
-                        passes=n_passes,
-                        memory=self.estimate.total,
-                    )
-                )
+                    labels = target_labels(batch.item, batch.index)[: len(batch)] if self.fisher == "labels" else None
+                    inputs = batch.inputs.to(device_of(self.model) or batch.inputs.device)
+                    collector.add_fisher(self.model, weights, inputs, labels, self.seed + batch.index)
+                collector.end_batch(len(batch))
+                self._tell(number, done, total, samples - start.samples, start.batches, time.perf_counter() - clock)
                 if self.checkpoint and done % self.checkpoint_every == 0:
                     so_far = {**finished, **collector.peek()}
                     self.checkpoint.save(replace(start, layers=so_far, batches=done, samples=samples))
-            if done == max_batches or samples == max_samples:
+            if done == max_batches:
                 break
-        if done and not samples:
-            raise InputError("all batches are empty")
-        return replace(start, batches=done, samples=samples)
+
+    def _tell(self, number: int, done: int, total: int | None, samples: int, first: int, seconds: float) -> None:
+        n_passes = len(self.passes)
+        self.report(
+            CalibrationProgress(
+                done=number * (total or 0) + done,
+                total=None if total is None else n_passes * max(total, done),
+                samples=samples,
+                seconds=seconds,
+                first=number * (total or 0) + first,
+                passes=n_passes,
+                memory=self.estimate.total,
+            )
+        )
 
 
 def select_layers(model: nn.Module, layers: str | Sequence[str] | None) -> dict[str, nn.Module]:
@@ -247,44 +278,13 @@ def select_layers(model: nn.Module, layers: str | Sequence[str] | None) -> dict[
         raise InputError(f"{type(model).__name__} has no convolution or Linear layer that Tensigma can read")
     if layers is None:
         return every
-    patterns = [layers] if isinstance(layers, str) else list(layers)
-    chosen: set[str] = set()
-    for pattern in patterns:
-        matches = [name for name in every if name == pattern or fnmatchcase(name, pattern)]
-        if not matches:
-            close = difflib.get_close_matches(pattern, every, n=3, cutoff=0.4) or list(every)[:3]
-            raise InputError(
-                f"no layer is called {pattern!r}; close names: {', '.join(close)} (of {len(every)} layers)"
-            )
-        chosen.update(matches)
+    chosen = select(layers, every, what="layers")
     return {name: module for name, module in every.items() if name in chosen}
 
 
-def forward(model: nn.Module, x: Tensor, index: int) -> Any:
-    try:
-        return model(x)
-    except TensigmaError:
-        raise
-    except Exception as error:
-        kind = f"shape {tuple(x.shape)}, {str(x.dtype).removeprefix('torch.')}"
-        raise InputError(f"the model rejected batch {index} ({kind}): {type(error).__name__}: {error}") from error
-
-
-def checksum(model: nn.Module) -> list[float]:
-    """A few numbers that change when weights do."""
-    sums = [
-        tensor.detach().double().abs().sum().item()
-        for tensor in model.state_dict().values()
-        if tensor.is_floating_point()
-    ]
-    return [len(sums), sum(sums), sum(value * (index % 97 + 1) for index, value in enumerate(sums))]
-
-
-def _total_batches(batches: Any, most: int | None) -> int | None:
-    total = count_batches(batches)
-    if most is None:
-        return total
-    return most if total is None else min(total, most)
+def _smaller(first: int | None, second: int | None) -> int | None:
+    """The smaller of two numbers, of which either may not be known."""
+    return min((number for number in (first, second) if number is not None), default=None)
 
 
 def _loader_generators(batches: Any) -> list[tuple[torch.Generator, Tensor]]:

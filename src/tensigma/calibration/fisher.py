@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tensigma.errors import InputError
+from tensigma.running import dense_scores_of, drawn_labels
+
 
 
 def squared_gradients(
@@ -23,12 +24,9 @@ def squared_gradients(
     sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
     with torch.enable_grad():
         for index in range(len(x)):
-            logits = class_scores(model(x[index : index + 1]))
+            logits = dense_scores_of(model(x[index : index + 1]))
             if labels is None:
-                scores = logits.detach().movedim(1, -1)
-                chances = scores.reshape(-1, scores.shape[-1]).double().softmax(-1).cpu()
-                drawn = torch.multinomial(chances, 1, generator=generator)
-                target = drawn.reshape(scores.shape[:-1]).to(logits.device)
+                target = drawn_labels(logits, generator)
             else:
                 target = labels[index : index + 1].to(logits.device)
             loss = functional.cross_entropy(logits.float(), target, reduction="sum")
@@ -39,18 +37,6 @@ def squared_gradients(
                     total += gradient.double().square()
                     _check(name, gradient)
     return sums
-
-
-def class_scores(output: Any) -> Tensor:
-    """The scores (batch, classes, …) in the answer of a model."""
-    if isinstance(output, Mapping):
-        output = output.get("logits", next(iter(output.values()), None))
-    elif isinstance(output, tuple | list):
-        output = output[0]
-    output = getattr(output, "logits", output)
-    if not isinstance(output, Tensor) or output.dim() < 2:
-        raise InputError("fisher= needs a model whose output is a tensor of class scores, (batch, classes, …)")
-    return output
 
 
 def _check(name: str, gradient: Tensor) -> None:

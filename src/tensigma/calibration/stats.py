@@ -11,10 +11,11 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor, nn
 
-from tensigma.calibration.architecture import fingerprint, first_difference
+from tensigma.layers import fingerprint, first_difference
 from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.store import read_manifest, write_store
 from tensigma.errors import StoreError
+from tensigma.running import weights_digest
 
 
 class StoredLayers(Mapping[str, LayerStats]):
@@ -56,12 +57,15 @@ class Calibration(Mapping[str, LayerStats]):
         layers: Mapping[str, LayerStats],
         *,
         fingerprint: Mapping[str, str] | None = None,
+        weights: str | None = None,
         data: str | None = None,
         unreached: tuple[str, ...] = (),
     ) -> None:
         self._layers = layers if not isinstance(layers, dict) else dict(layers)
         #: Name and geometry of every layer of the calibrated model that Tensigma can compress.
         self.fingerprint = dict(fingerprint or {})
+        #: A digest of the weights that the model had; None where it is not known.
+        self.weights = weights
         #: What the data was called, or None.
         self.data = data
         #: Layers that were asked for and that no batch reached.
@@ -95,12 +99,17 @@ class Calibration(Mapping[str, LayerStats]):
             difference = first_difference(self.fingerprint, other.fingerprint)
             if difference:
                 raise StoreError(f"cannot merge statistics of two architectures: {difference}")
+        if self.weights and other.weights and self.weights != other.weights:
+            raise StoreError(
+                "cannot merge statistics of one architecture with two sets of weights: what reaches its layers differs"
+            )
         layers = {name: stats.merge(other[name]) if name in other else stats for name, stats in self.items()}
         layers.update({name: stats for name, stats in other.items() if name not in layers})
         names = [name for name in (self.data, other.data) if name]
         return Calibration(
             layers,
             fingerprint=self.fingerprint or other.fingerprint,
+            weights=self.weights or other.weights,
             data=" + ".join(names) or None,
             unreached=tuple(name for name in dict.fromkeys(self.unreached + other.unreached) if name not in layers),
         )
@@ -120,6 +129,7 @@ class Calibration(Mapping[str, LayerStats]):
             "samples": self.samples,
             "unreached": list(self.unreached),
             "fingerprint": self.fingerprint,
+            "weights": self.weights,
         }
 
     def _parts(self) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Any]]]:
@@ -144,17 +154,26 @@ class Calibration(Mapping[str, LayerStats]):
         return cls(
             StoredLayers(Path(path), manifest["layers"]),
             fingerprint=manifest["fingerprint"],
+            weights=manifest.get("weights"),
             data=manifest["data"],
             unreached=tuple(manifest["unreached"]),
         )
 
-    def check_model(self, model: nn.Module) -> None:
-        """Raise :class:`~tensigma.errors.StoreError` naming the first difference if ``model`` is built otherwise.
+    def check_model(self, model: nn.Module, *, weights: bool = True) -> None:
+        """Raise :class:`~tensigma.errors.StoreError` if ``model`` is built otherwise, or has other weights.
 
-        Weights are not compared: statistics of another training run or of other data are welcome.
+        Statistics say what reaches each layer, which other weights change; with ``weights=False`` only the architecture
+        is compared. Statistics written before they knew their weights pass.
         """
-        if not self.fingerprint:
-            return
-        difference = first_difference(self.fingerprint, fingerprint(model), mine="the statistics", yours="the model")
-        if difference:
-            raise StoreError(f"these statistics belong to another architecture: {difference}")
+        if self.fingerprint:
+            difference = first_difference(
+                self.fingerprint, fingerprint(model), mine="the statistics", yours="the model"
+            )
+            if difference:
+                raise StoreError(f"these statistics belong to another architecture: {difference}")
+        if weights and self.weights is not None and self.weights != weights_digest(model):
+            raise StoreError(
+                "these statistics were gathered with other weights of this architecture, so they say nothing about what "
+                "reaches its layers now; calibrate again with these weights, or pass {check} to use them all the same",
+                parameters=("check=False",),
+            )

@@ -13,8 +13,8 @@ from torch import nn
 
 from tensigma.calibration import Calibration, estimate_memory, select_layers
 from tensigma.calibration import calibrate as gather
-from tensigma.calibration.distributed import process_group
-from tensigma.calibration.memory import parse_bytes
+from tensigma.running import process_group
+from tensigma.calibration import parse_bytes
 from tensigma.cli.command import command
 from tensigma.cli.loading import data_of, model_of, name_of, needed, own_share
 from tensigma.cli.options import BatchSize, DataNames, Device, Force, MaxSamples, ModelName, Seed, Weights, Workers
@@ -24,7 +24,7 @@ from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.errors import InputError, StoreError
-from tensigma.report.numbers import short
+from tensigma.report import short
 
 
 class Fisher(StrEnum):

@@ -10,48 +10,20 @@ from typing import Annotated, Any
 import typer
 from torch import nn
 
-from tensigma.calibration.distributed import process_group
+from tensigma.running import process_group
 from tensigma.cli.command import command, command_line
 from tensigma.cli.loading import data_of, first_of, is_untrained, model_of, name_of
-from tensigma.cli.options import (
-    BatchSize,
-    BudgetOption,
-    DataNames,
-    Device,
-    Force,
-    Holdout,
-    Layers,
-    MaxSamples,
-    MethodName,
-    ModelName,
-    NormName,
-    RanksOption,
-    Seed,
-    Skip,
-    Stats,
-    Weigh,
-    Weights,
-    Workers,
-)
+from tensigma.cli.options import BatchSize, BudgetOption, DataNames, Device, Force, Holdout, Layers, MaxSamples, MethodName, ModelName, NormName, RanksOption, Seed, Skip, Stats, Weigh, Weights, Workers
 from tensigma.cli.outputs import MODEL, check_folder, is_output
-from tensigma.cli.plan import (
-    apart,
-    check_absent,
-    check_choice,
-    check_layers,
-    check_weigh,
-    plan_as_asked,
-    plan_facts,
-    plan_notes,
-    statistics,
-    trial_data,
-)
+from tensigma.cli.plan import apart, check_absent, check_choice, check_layers, check_weigh, plan_as_asked, plan_facts, plan_notes, statistics, trial_data
 from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import plan_table, report_table, summary_table
 from tensigma.errors import MissingExtra
 from tensigma.files import whole_folder
-from tensigma.pipeline import Evaluation, Report, save
+from tensigma.evaluation import Evaluation
+from tensigma.pipeline import Report
+from tensigma.deployment import save
 from tensigma.pipeline import compress as carry_out
 from tensigma.pipeline import evaluate as measure
 from tensigma.planning import Plan

@@ -20,21 +20,11 @@ from tensigma.cli.progress import Step, duration
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.errors import StoreError
-from tensigma.experiments.demo import (
-    DEFAULT,
-    MODEL,
-    TEST,
-    TRAIN,
-    TrainingProgress,
-    Trial,
-    compare,
-    find_front,
-    n_trials,
-    train_once,
-)
-from tensigma.pipeline import Evaluation, evaluate
+from tensigma.experiments import DEFAULT, MODEL, TEST, TRAIN, TrainingProgress, Trial, compare, find_front, n_trials, train_once
+from tensigma.evaluation import Evaluation
+from tensigma.pipeline import evaluate
 from tensigma.report import Run, check_renderer, write_report
-from tensigma.report.numbers import number, percent, short
+from tensigma.report import number, percent, short
 from tensigma.zoo import load_data
 
 _FORMAT = "tensigma-demo"

@@ -16,12 +16,13 @@ from tensigma.cli.outputs import check_file
 from tensigma.cli.screen import Screen
 from tensigma.cli.subject import OriginalName, SampleShape, Subject, SubjectName, SubjectWeights, subject_of
 from tensigma.cli.tables import Columns
-from tensigma.pipeline import Exported, Timing
+from tensigma.deployment import Exported
+from tensigma.evaluation import Timing
 from tensigma.pipeline import export as write
-from tensigma.pipeline.counting import size_of
-from tensigma.pipeline.exporting import read_exported
-from tensigma.pipeline.runtime import measure_together
-from tensigma.report.numbers import milliseconds, short, speed, times
+from tensigma.evaluation import size_of
+from tensigma.deployment import read_exported
+from tensigma.deployment import measure_together
+from tensigma.report import milliseconds, short, speed, times
 
 
 class FileFormat(StrEnum):

@@ -19,36 +19,18 @@ from tensigma.cli.progress import Step, duration
 from tensigma.cli.report import read_report
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
-from tensigma.cli.tuning_options import (
-    Archive,
-    Checkpoint,
-    Eliminate,
-    Epochs,
-    FreezeBN,
-    LearningRates,
-    Mix,
-    Momentum,
-    Optimizer,
-    Original,
-    Out,
-    Patience,
-    TeacherOption,
-    Temperature,
-    ValidationData,
-    ValidationShare,
-    WeightDecay,
-    WhichOptimizer,
-    parse_rate,
-)
+from tensigma.cli.tuning_options import Archive, Checkpoint, Eliminate, Epochs, FreezeBN, LearningRates, Mix, Momentum, Optimizer, Original, Out, Patience, TeacherOption, Temperature, ValidationData, ValidationShare, WeightDecay, WhichOptimizer, parse_rate
 from tensigma.errors import InputError, MissingExtra, StoreError
 from tensigma.files import whole_folder
-from tensigma.pipeline import FineTuning, FineTuningProgress, Report, save
+from tensigma.pipeline import FineTuning, Report
+from tensigma.finetuning import FineTuningProgress
+from tensigma.deployment import save
 from tensigma.pipeline import finetune as train
-from tensigma.pipeline.unfinished import remove_unfinished
-from tensigma.planning.table import share
+from tensigma.finetuning import remove_unfinished
+from tensigma.text import share
 from tensigma.report import render_report
-from tensigma.report.numbers import number, percent
-from tensigma.zoo.spec import Spec
+from tensigma.report import number, percent
+from tensigma.zoo import Spec
 
 
 @command

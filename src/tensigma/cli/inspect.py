@@ -10,7 +10,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from tensigma.calibration.guard import borrowed
+from tensigma.running import borrowed
 from tensigma.cli.command import command
 from tensigma.cli.loading import model_of
 from tensigma.cli.options import ModelName, Weights
@@ -19,9 +19,9 @@ from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, Layer, find_layers
-from tensigma.planning import METHODS
-from tensigma.planning.sieve import first_convolution
-from tensigma.report.numbers import number, short
+from tensigma.solving import METHODS
+from tensigma.planning import first_convolution
+from tensigma.report import number, short
 
 InputShape = Annotated[
     Shape | None,

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tensigma.calibration import shard
-from tensigma.calibration.batches import input_of, iterate
+from tensigma.running import shard
+from tensigma.running import input_of, iterate
 from tensigma.cli.screen import Screen
 from tensigma.errors import InputError
-from tensigma.pipeline import load
+from tensigma.deployment import load
 from tensigma.zoo import Data, load_data, load_model
 
 #: Schemes whose models come with random weights unless a file is given.

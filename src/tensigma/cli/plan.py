@@ -9,41 +9,23 @@ import typer
 from torch import nn
 
 from tensigma.calibration import Calibration
-from tensigma.calibration.distributed import process_group, rank_and_size
+from tensigma.running import process_group, rank_and_size
 from tensigma.cli.calibrate import run_calibration
 from tensigma.cli.command import command
 from tensigma.cli.loading import data_of, first_of, model_of
-from tensigma.cli.options import (
-    BatchSize,
-    BudgetOption,
-    DataNames,
-    Device,
-    Force,
-    Holdout,
-    Layers,
-    MaxSamples,
-    MethodName,
-    ModelName,
-    NormName,
-    RanksOption,
-    Seed,
-    Skip,
-    Stats,
-    Weigh,
-    Weights,
-    Workers,
-)
+from tensigma.cli.options import BatchSize, BudgetOption, DataNames, Device, Force, Holdout, Layers, MaxSamples, MethodName, ModelName, NormName, RanksOption, Seed, Skip, Stats, Weigh, Weights, Workers
 from tensigma.cli.outputs import check_file
 from tensigma.cli.parsing import which_layers, which_skipped
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import plan_table
 from tensigma.errors import InputError
 from tensigma.layers import find_layers
-from tensigma.planning import Budget, Drop, Plan, RankRule, SetAside, norm_of
+from tensigma.planning import Budget, Drop, Plan, RankRule, SetAside
+from tensigma.solving import norm_of
 from tensigma.planning import plan as make_plan
-from tensigma.planning.patterns import select
-from tensigma.planning.weighing import in_words
-from tensigma.report.numbers import percent
+from tensigma.layers import select
+from tensigma.planning import in_words
+from tensigma.report import percent
 
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="FILE", help="Write the plan as JSON, to be kept or edited by hand.")

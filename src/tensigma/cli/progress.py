@@ -14,8 +14,10 @@ from rich.table import Column
 from rich.text import Text
 
 from tensigma.calibration import Progress as CalibrationProgress
-from tensigma.experiments.reproduction import ReproductionProgress
-from tensigma.pipeline import CompressionProgress, EvaluationProgress, RefinementProgress
+from tensigma.experiments import ReproductionProgress
+from tensigma.pipeline import CompressionProgress
+from tensigma.evaluation import EvaluationProgress
+from tensigma.compression import RefinementProgress
 from tensigma.planning import EffectProgress, PlanningProgress, SearchProgress, TimingProgress, TrialProgress
 
 # Seconds between lines at first and at most: often enough to see that it lives, rarely enough for a log.

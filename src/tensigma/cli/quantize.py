@@ -17,9 +17,10 @@ from tensigma.cli.outputs import MODEL, check_file, check_folder
 from tensigma.cli.screen import Screen
 from tensigma.cli.subject import OriginalName, SubjectName, SubjectWeights, subject_of
 from tensigma.cli.tables import Columns
-from tensigma.pipeline import Evaluation, Quantized
+from tensigma.evaluation import Evaluation
+from tensigma.deployment import Quantized
 from tensigma.pipeline import quantize as carry_out
-from tensigma.report.numbers import milliseconds, number, percent, short, speed, times
+from tensigma.report import milliseconds, number, percent, short, speed, times
 
 
 class Bits(StrEnum):

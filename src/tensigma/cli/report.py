@@ -14,7 +14,8 @@ from tensigma.cli.outputs import check_file
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import report_table, summary_table
 from tensigma.errors import StoreError
-from tensigma.pipeline import Evaluation, Report
+from tensigma.evaluation import Evaluation
+from tensigma.pipeline import Report
 from tensigma.report import Run, check_renderer, write_report
 
 Source = Annotated[

@@ -18,19 +18,19 @@ from tensigma.cli.progress import duration, step_of
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.errors import InputError, MissingExtra
-from tensigma.experiments.catalogue import CONFIGS, NAMES, PAPER, configs_of, load_config
-from tensigma.experiments.demo import TrainingProgress
-from tensigma.experiments.paper_page import write_html, write_page
-from tensigma.experiments.quick import quick_form
-from tensigma.experiments.reproduction import ReproductionProgress, State, current_cells, state_of
-from tensigma.experiments.reproduction import reproduce as run
-from tensigma.experiments.results import Results
-from tensigma.experiments.sections import section_of
-from tensigma.experiments.settings import Config
-from tensigma.experiments.tables import markdown
-from tensigma.experiments.workshop import Overrides
-from tensigma.pipeline import FineTuningProgress
-from tensigma.report.figure import SUFFIXES, draw
+from tensigma.experiments import CONFIGS, NAMES, PAPER, configs_of, load_config
+from tensigma.experiments import TrainingProgress
+from tensigma.experiments import write_html, write_page
+from tensigma.experiments import quick_form
+from tensigma.experiments import ReproductionProgress, State, current_cells, state_of
+from tensigma.experiments import reproduce as run
+from tensigma.experiments import Results
+from tensigma.experiments import section_of
+from tensigma.experiments import Config
+from tensigma.experiments import markdown
+from tensigma.experiments import Overrides
+from tensigma.finetuning import FineTuningProgress
+from tensigma.report import SUFFIXES, draw
 
 ALL = "all"
 _CONFIG, _OUT = "substitute", Path("results/paper")

@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 import tensigma
-from tensigma.calibration.distributed import rank_and_size
+from tensigma.running import rank_and_size
 from tensigma.cli.progress import Bar, Lines
 from tensigma.errors import CalibrationWarning, NumericalWarning
 

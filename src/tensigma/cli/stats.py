@@ -16,7 +16,7 @@ from tensigma.cli.outputs import CALIBRATION, check_folder
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.errors import InputError
-from tensigma.report.numbers import number
+from tensigma.report import number
 
 stats = typer.Typer(
     cls=Group,

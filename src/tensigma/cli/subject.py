@@ -17,7 +17,7 @@ from tensigma.cli.parsing import Shape, parse_shape
 from tensigma.cli.report import read_report
 from tensigma.cli.screen import Screen
 from tensigma.errors import InputError, StoreError
-from tensigma.zoo.spec import Spec
+from tensigma.zoo import Spec
 
 SubjectName = Annotated[
     str,

@@ -11,10 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tensigma.cli.columns import GAP, arrange
-from tensigma.pipeline import Evaluation, Report, Size
+from tensigma.evaluation import Evaluation
+from tensigma.pipeline import Report
+from tensigma.compression import Size
 from tensigma.planning import Plan
-from tensigma.planning.table import table as plain_table
-from tensigma.report.numbers import error, milliseconds, number, percent, short, speed, times
+from tensigma.text import table as plain_table
+from tensigma.report import error, milliseconds, number, percent, short, speed, times
 
 
 class Columns:

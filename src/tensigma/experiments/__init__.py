@@ -1,5 +1,46 @@
 """The paper's experiments and the baselines they are run beside."""
 
 from tensigma.experiments.baselines import TensorLyCP, TensorLyTucker2
+from tensigma.experiments.catalogue import CONFIGS, NAMES, PAPER, configs_of, load_config
+from tensigma.experiments.demo import DEFAULT, MODEL, TEST, TRAIN, TrainingProgress, Trial, compare, find_front, n_trials, train_once
+from tensigma.experiments.paper_page import write_html, write_page
+from tensigma.experiments.quick import quick_form
+from tensigma.experiments.reproduction import ReproductionProgress, State, current_cells, reproduce, state_of
+from tensigma.experiments.results import Results
+from tensigma.experiments.sections import section_of
+from tensigma.experiments.settings import Config
+from tensigma.experiments.tables import markdown
+from tensigma.experiments.workshop import Overrides
 
-__all__ = ["TensorLyCP", "TensorLyTucker2"]
+__all__ = [
+    "CONFIGS",
+    "DEFAULT",
+    "MODEL",
+    "NAMES",
+    "PAPER",
+    "TEST",
+    "TRAIN",
+    "Config",
+    "Overrides",
+    "ReproductionProgress",
+    "Results",
+    "State",
+    "TensorLyCP",
+    "TensorLyTucker2",
+    "TrainingProgress",
+    "Trial",
+    "compare",
+    "configs_of",
+    "current_cells",
+    "find_front",
+    "load_config",
+    "markdown",
+    "n_trials",
+    "quick_form",
+    "reproduce",
+    "section_of",
+    "state_of",
+    "train_once",
+    "write_html",
+    "write_page",
+]

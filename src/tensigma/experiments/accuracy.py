@@ -20,12 +20,13 @@ from tensigma.experiments.kinds import Cell, Cells, facts_of
 from tensigma.experiments.settings import Config, Series, Study
 from tensigma.experiments.workshop import Workshop, state_hash
 from tensigma.pipeline import compress
-from tensigma.pipeline.finetuning import finetune
-from tensigma.pipeline.quantization import quantize
-from tensigma.pipeline.runtime import OnnxModel
-from tensigma.planning import VBMF, norm_of, plan
-from tensigma.report.figure import Line, Panel
-from tensigma.report.results import Table
+from tensigma.finetuning import finetune
+from tensigma.deployment import quantize
+from tensigma.deployment import OnnxModel
+from tensigma.planning import VBMF, plan
+from tensigma.solving import norm_of
+from tensigma.report import Line, Panel
+from tensigma.report import Table
 
 ORIGINAL = "original"
 # Batches whose images are put in random order together while fine-tuning.

@@ -40,13 +40,14 @@ from tensigma.experiments.hits import unpack_hits
 from tensigma.experiments.kinds import Cell, Cells, facts_of
 from tensigma.experiments.settings import Config, Study
 from tensigma.experiments.workshop import Workshop
-from tensigma.pipeline import Refine, Report, compress
-from tensigma.pipeline.batchnorm import reestimate_bn_
-from tensigma.pipeline.refinement import blocks_around, refine_
+from tensigma.compression import Refine
+from tensigma.pipeline import Report, compress
+from tensigma.compression import reestimate_bn_
+from tensigma.compression import blocks_around, refine_
 from tensigma.planning import VBMF, Params, Plan, SigmaVBMF, plan, sensitivities
-from tensigma.planning.answers import answered
-from tensigma.report.figure import Panel
-from tensigma.report.results import Table
+from tensigma.running import answered
+from tensigma.report import Panel
+from tensigma.report import Table
 
 _RULES = {"vbmf": VBMF, "sigma-vbmf": SigmaVBMF}
 _STEPS = 13

@@ -20,9 +20,10 @@ from torch.nn import functional
 
 from tensigma.calibration import Calibration
 from tensigma.files import whole_file
-from tensigma.pipeline import Evaluation, Report, compress, evaluate
+from tensigma.evaluation import Evaluation
+from tensigma.pipeline import Report, compress, evaluate
 from tensigma.planning import VBMF, Params, Plan, plan
-from tensigma.planning.allocation import Allocation
+from tensigma.planning import Allocation
 from tensigma.report import Run
 from tensigma.zoo import load_model
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from tensigma.experiments.settings import Config, Study
 from tensigma.experiments.workshop import Workshop
-from tensigma.report.figure import Panel
-from tensigma.report.results import Table
+from tensigma.report import Panel
+from tensigma.report import Table
 
 Cells = Mapping[str, Mapping[str, Any]]
 

@@ -10,9 +10,10 @@ from tensigma.experiments.kinds import Cell, Cells, facts_of
 from tensigma.experiments.settings import Config
 from tensigma.experiments.workshop import Workshop
 from tensigma.pipeline import compress
-from tensigma.planning import VBMF, norm_of, plan
-from tensigma.report.figure import Panel
-from tensigma.report.results import Table
+from tensigma.planning import VBMF, plan
+from tensigma.solving import norm_of
+from tensigma.report import Panel
+from tensigma.report import Table
 
 
 class LayerErrors:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tensigma.report.results import Section, Table
+from tensigma.report import Section, Table
 
 
 def markdown(section: Section, *, figure: str | None = None, alone: bool = False) -> str:

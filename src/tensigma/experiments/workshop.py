@@ -1,7 +1,7 @@
 """Models, statistics, compressed networks and accuracies for experiments, each made once and kept in a folder.
 
 What is kept is found again by what it was made from: statistics by the names of model and data, solutions of layers by
-their content (:mod:`tensigma.pipeline.cache`), accuracies and fine-tuned weights by the parameters of the network. So
+their content (:mod:`tensigma.solving.solutions`), accuracies and fine-tuned weights by the parameters of the network. So
 experiments share whatever they have in common, and a killed run loses one piece of work.
 """
 
@@ -27,7 +27,7 @@ from tensigma.experiments.settings import ModelSettings
 from tensigma.experiments.training import train
 from tensigma.files import whole_file
 from tensigma.layers import find_layers
-from tensigma.planning.answers import answered
+from tensigma.running import answered
 from tensigma.zoo import Data, load_data, load_model
 
 BATCH = 50

@@ -14,18 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from tensigma.errors import InputError
-from tensigma.layers.formats import (
-    CPFormat,
-    Format,
-    SVDFormat,
-    Tucker2Format,
-    axis_groups,
-    check,
-    format_of,
-)
+from tensigma.layers.formats import CPFormat, Format, SVDFormat, Tucker2Format, axis_groups, check, format_of
 from tensigma.layers.geometry import Geometry
 from tensigma.layers.kernel import to_kernels, to_weight
-from tensigma.linalg.factors import CPFactors, Factors, SVDFactors, Tucker2Factors
+from tensigma.linalg import CPFactors, Factors, SVDFactors, Tucker2Factors
 
 
 def to_modules(factors: Factors | Sequence[Factors], geometry: Geometry, bias: Tensor | None = None) -> nn.Sequential:

@@ -15,6 +15,7 @@ from tensigma.linalg.deflation import Deflation
 from tensigma.linalg.factors import CPFactors, Factors, SVDFactors, Tucker2Factors
 from tensigma.linalg.fit import Fit
 from tensigma.linalg.metric import Metric
+from tensigma.linalg.spectra import Spectra
 from tensigma.linalg.svd import SVD
 from tensigma.linalg.tucker2 import Tucker2
 from tensigma.linalg.vbmf import alpha_rank, cp_rank, svd_rank, tucker2_ranks, vbmf_rank
@@ -29,6 +30,7 @@ __all__ = [
     "Fit",
     "Metric",
     "SVDFactors",
+    "Spectra",
     "Tucker2",
     "Tucker2Factors",
     "WeightedTucker2",

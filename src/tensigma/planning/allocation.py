@@ -1,173 +1,97 @@
-"""The layers of a model that share one budget: curves found once, a plan for any budget at once."""
+"""Sharing out a budget: the trade between cost and error of several layers, from the curve of each.
+
+The loss that is shared out is the sum of the losses of all layers, −log(1 − e²) with e the relative error, each with
+its weight, which is 1 unless asked for otherwise. Going along the convex hulls of the layers' curves, steepest step
+first, visits every Lagrangian optimum in turn; what a budget has left over after the last step that fits is spent on
+options between the corners.
+"""
 
 from __future__ import annotations
 
-import copy
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
 
-from tensigma.errors import InputError
-from tensigma.planning.budget import CostBudget, Macs, Params, allocate
-from tensigma.planning.candidate import Candidate
-from tensigma.planning.curves import Option, curve
-from tensigma.planning.entry import Entry
-from tensigma.planning.front import Front
-from tensigma.planning.latency import Clock, Latency
-from tensigma.planning.methods import Method, RankTuple
-from tensigma.planning.plans import Plan
-from tensigma.planning.progress import PlanningProgress, Report, reporter
-from tensigma.planning.timing import runtime_facts
-
-_SMALLEST = 2_000_000
-
-
-@dataclass(frozen=True)
-class TradeOff:
-    """One point of the front: the share of the original that remains, and the root mean square error of the layers."""
-
-    share: float
-    error: float
+from tensigma.planning.curves import Measure, Option, hull, pareto
 
 
 class Allocation:
-    """The whole Pareto front of a model, as :meth:`tensigma.Plan.front` gives it.
-
-    >>> import torch
-    >>> from torch import nn
-    >>> import tensigma as ts
-    >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.Flatten(), nn.Linear(64, 10))
-    >>> stats = ts.calibrate(model, [torch.randn(32, 3, 6, 6)])
-    >>> front = ts.plan(model, stats, budget=ts.Params(0.5)).front()
-    >>> front.plan(ts.Params(0.8)).rate >= 1.25, front.trade(ts.Params)[-1]
-    (True, TradeOff(share=1.0, error=0.0))
-    """
+    """The choices among the options of several layers, for one measure of cost."""
 
     def __init__(
-        self,
-        drafts: Sequence[Entry | Candidate],
-        *,
-        n_params: int,
-        report: Report = lambda state: None,
+        self, curves: Mapping[str, Sequence[Option]], measure: Measure, weights: Mapping[str, float] | None = None
     ) -> None:
-        self._drafts = list(drafts)
-        self.n_params = n_params
-        self._candidates = [draft for draft in drafts if isinstance(draft, Candidate)]
-        self._entries = [draft for draft in drafts if isinstance(draft, Entry)]
-        self._timed: dict[Latency, _Priced] = {}
-        #: How much the loss of each layer counts; 1 for those that are not named.
-        self.weights: Mapping[str, float] = {}
-        #: Layer name → everything that may become of it.
-        self.curves: Mapping[str, list[Option]] = _curves(self._candidates, report)
+        self.measure = measure
+        #: How much the loss of a layer counts; 1 for those that are not named.
+        self.weights = weights or {}
+        self._fronts = {name: pareto(options, measure) for name, options in curves.items()}
 
-    def weighted(self, weights: Mapping[str, float]) -> Allocation:
-        """The same curves, shared out with other weights for the losses of the layers."""
-        other = copy.copy(self)
-        other.weights = dict(weights)
-        return other
+    @property
+    def cheapest(self) -> float:
+        """What the layers cost at least."""
+        return sum(self._price(front[0]) for front in self._fronts.values())
 
-    def plan(self, budget: CostBudget, *, progress: bool | Callable[[Any], None] = False) -> Plan:
-        """The plan for this budget. Nothing is computed that was not before, so it takes milliseconds.
+    @cached_property
+    def _steps(self) -> list[tuple[str, Option]]:
+        """Moves to the next corner of some layer's hull, steepest first."""
+        steps = []
+        for name, front in self._fronts.items():
+            for before, after in pairwise(hull(front, self.measure)):
+                saved = self._saved(name, before, after)
+                steps.append((saved / (self._price(after) - self._price(before)), name, after))
+        # Hulls are convex, so the steps of one layer come in their own order.
+        return [(name, option) for _, name, option in sorted(steps, key=lambda step: -step[0])]
 
-        Only for :class:`~tensigma.Latency` are shapes timed that never were on this machine; ``progress`` tells of it.
-        """
-        if not isinstance(budget, CostBudget):
-            raise InputError(f"the front knows costs alone: Params, Macs or Latency; {budget!r} needs tensigma.plan")
-        priced = self._priced(budget, reporter(progress))
-        chosen = allocate(priced.curves, budget, total=priced.total, rest=priced.rest, weights=self.weights)
-        entries = [
-            draft if isinstance(draft, Entry) else _entry_of(draft, chosen[draft.name]) for draft in self._drafts
-        ]
-        notes = dict(priced.notes)
-        if isinstance(budget, Latency):
-            after = priced.rest + sum(option.price("seconds") for option in chosen.values())
-            notes["latency"] = {"asked": budget.share, "seconds": [priced.total, after], **notes["latency"]}
-        return Plan(entries, n_params=self.n_params, allocation=self, notes=notes)
+    @cached_property
+    def corners(self) -> list[tuple[float, float]]:
+        """(cost, root mean square error) of every Lagrangian optimum, from the cheapest to the one without any loss."""
+        chosen = {name: front[0] for name, front in self._fronts.items()}
+        corners = [self._corner(chosen)]
+        for name, option in self._steps:
+            chosen[name] = option
+            corners.append(self._corner(chosen))
+        return corners
 
-    def trade(self, budget: CostBudget | type[CostBudget] = Params) -> list[TradeOff]:
-        """Every corner of the front, by rising share of the parameters (or of what else the kind of budget counts)."""
-        asked = budget(1.0) if isinstance(budget, type) else budget
-        priced = self._priced(asked, reporter(False))
-        points = Front(priced.curves, asked.field, self.weights).points
-        return [TradeOff((priced.rest + point.cost) / (priced.total or 1), point.error) for point in points]
+    def choose(self, limit: float) -> dict[str, Option]:
+        """The best option of every layer so that together they cost at most ``limit``, which must be reachable."""
+        chosen = {name: front[0] for name, front in self._fronts.items()}
+        spent = self.cheapest
+        stuck: set[str] = set()
+        for name, option in self._steps:
+            extra = self._price(option) - self._price(chosen[name])
+            if name in stuck or spent + extra > limit:
+                stuck.add(name)
+                continue
+            chosen[name] = option
+            spent += extra
+        return self._fill(chosen, limit - spent)
 
-    def _priced(self, budget: CostBudget, report: Report) -> _Priced:
-        """Options and totals in the unit of the budget."""
-        name = type(budget).__name__
-        if not isinstance(budget, Params) and any(layer.input_size is None for layer in self._candidates):
-            raise InputError(
-                f"{name}(…) needs stats= (from tensigma.calibrate), which know the size of every layer's input"
-            )
-        if isinstance(budget, Latency):
-            key = replace(budget, share=1.0)
-            if key not in self._timed:
-                self._timed[key] = self._time(budget, report)
-            return self._timed[key]
-        dense = sum(options[0].price(budget.field) for options in self.curves.values())
-        if isinstance(budget, Macs):
-            total = dense + sum(entry.before.macs for entry in self._entries)
-            return _Priced(self.curves, total, sum(entry.after.macs for entry in self._entries))
-        saved = sum(entry.before.params - entry.after.params for entry in self._entries)
-        return _Priced(self.curves, self.n_params, self.n_params - dense - saved)
+    def _fill(self, chosen: dict[str, Option], left: float) -> dict[str, Option]:
+        """Spend what is left on the improvements that fit, best value first."""
+        while True:
+            best: tuple[float, str, Option] | None = None
+            for name, front in self._fronts.items():
+                now = chosen[name]
+                for option in front:
+                    extra = self._price(option) - self._price(now)
+                    if not 0 < extra <= left:
+                        continue
+                    value = self._saved(name, now, option) / extra
+                    if value > (best[0] if best else 0):
+                        best = (value, name, option)
+            if best is None:
+                return chosen
+            _, name, option = best
+            left -= self._price(option) - self._price(chosen[name])
+            chosen[name] = option
 
-    def _time(self, budget: Latency, report: Report) -> _Priced:
-        device = next((layer.kernels[0].device for layer in self._candidates), None)
-        clock = Clock(budget, device)
-        curves = clock.price(self._candidates, self.curves, report)
-        before, after = clock.entries(self._entries)
-        total = before + sum(options[0].price("seconds") for options in curves.values())
-        about = {"batch": budget.batch, **runtime_facts(clock.table.runtime)}
-        return _Priced(curves, total, after, {"latency": about})
+    def _saved(self, name: str, before: Option, after: Option) -> float:
+        return self.weights.get(name, 1.0) * (before.loss - after.loss)
 
+    def _price(self, option: Option) -> float:
+        return option.price(self.measure)
 
-@dataclass(frozen=True)
-class _Priced:
-    """Options in the unit of a budget, what the model costs now, and what of it the budget does not decide."""
-
-    curves: Mapping[str, Sequence[Option]]
-    total: float
-    rest: float
-    notes: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _curves(layers: Sequence[Candidate], report: Report) -> dict[str, list[Option]]:
-    start = time.perf_counter()
-    # Products with the gram make up most of the work; layers differ a thousandfold. Small ones take as long as their
-    # solvers take to turn round, which is known from measuring.
-    work = [layer.geometry.n_weights * layer.geometry.patch_size + _SMALLEST * len(layer.choices) for layer in layers]
-    curves: dict[str, list[Option]] = {}
-    for done, layer in enumerate(layers, start=1):
-        curves[layer.name] = curve(layer)
-        seconds, share = time.perf_counter() - start, sum(work[:done]) / sum(work)
-        report(PlanningProgress(layer=layer.name, done=done, total=len(layers), work=share, seconds=seconds))
-    return curves
-
-
-def entry(
-    layer: Candidate,
-    method: Method | None = None,
-    ranks: RankTuple | None = None,
-    *,
-    reason: str | None = None,
-    error: float | None = None,
-) -> Entry:
-    """What a plan says about a candidate: a method with its ranks, or the reason why it stays dense."""
-    return Entry(
-        name=layer.name,
-        geometry=layer.geometry,
-        method=method or layer.method,
-        norm=layer.norm,
-        format=None if method is None or ranks is None else method.format(ranks),
-        reason=reason,
-        error=error,
-        input_size=layer.input_size,
-        calls=layer.calls,
-        options={key: value for key, value in layer.options.items() if key in (method or layer.method).options},
-    )
-
-
-def _entry_of(layer: Candidate, option: Option) -> Entry:
-    if option.ranks is None:
-        return entry(layer, reason="the budget is best kept without it")
-    return entry(layer, option.method, option.ranks, error=option.error)
+    def _corner(self, chosen: Mapping[str, Option]) -> tuple[float, float]:
+        mean = sum(option.error2 for option in chosen.values()) / max(len(chosen), 1)
+        return sum(self._price(option) for option in chosen.values()), math.sqrt(mean)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tensigma.layers import Cost
-from tensigma.planning.candidate import Candidate
-from tensigma.planning.methods import Method, RankTuple
-from tensigma.planning.norms import energy_views
+from tensigma.solving import Candidate
+from tensigma.solving import Method, RankTuple
+from tensigma.solving import energy_views
 
 #: By what a cost is measured.
 Measure = Literal["params", "macs", "seconds"]
@@ -27,7 +27,7 @@ class Option:
     cost: Cost
     #: Expected squared relative error under the norm of the plan.
     error2: float
-    #: Measured time; None where nobody has asked for it.
+    #: Measured time; None where it was not asked for.
     seconds: float | None = None
 
     @property

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import nn
 
-from tensigma.errors import InputError
-from tensigma.planning.allocation import Allocation
-from tensigma.planning.budget import Budget, Params
-from tensigma.planning.heldout import Kept, Kind
-from tensigma.planning.plans import Plan
-from tensigma.planning.progress import Report, SearchProgress
+from tensigma.errors import CalibrationWarning, InputError
+from tensigma.planning.budgets import Budget, Params
+from tensigma.planning.plan import Front, Plan
+from tensigma.running import (
+    Batches,
+    Listener,
+    Progress,
+    Tally,
+    borrowed,
+    everyone,
+    process_group,
+    rank_and_size,
+    run,
+    scores_of,
+    silent,
+)
+
+Kind = Literal["auto", "agreement", "accuracy"]
+
 
 _KINDS = ("auto", "agreement", "accuracy")
 
@@ -53,27 +69,140 @@ class Drop(Budget):
             raise InputError(f"trials is a whole number of at least 1, got {self.trials!r}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class SearchProgress(Progress):
+    """A plan has been tried on held-out data.
+
+    >>> print(SearchProgress(done=2, total=8, size=0.5, kept=0.97, measure="agreement", enough=False, seconds=3.0))
+    trial 2 of 8, 50.0 % of the parameters: agreement 97.00 %, too little
+    """
+
+    title: ClassVar[str] = "planning"
+
+    #: The share of the parameters that the plan leaves.
+    size: float
+    #: Agreement or accuracy of the model it gives.
+    kept: float
+    measure: str
+    #: Whether that is as much as was asked for.
+    enough: bool
+
+    def __str__(self) -> str:
+        outcome = f"{self.measure} {100 * self.kept:.2f} %, {'enough' if self.enough else 'too little'}"
+        return f"trial {self.done} of {self.total}, {100 * self.size:.1f} % of the parameters: {outcome}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """How often a model answers as it should, and how often the original does."""
+
+    measure: str
+    samples: int
+    hits: int
+    #: Of the original; all of them where agreement is measured.
+    original_hits: int
+
+    @property
+    def share(self) -> float:
+        return self.hits / self.samples
+
+    @property
+    def lost(self) -> float:
+        """The share of samples that was lost against the original; negative where something was won."""
+        return (self.original_hits - self.hits) / self.samples
+
+
+class Judge:
+    """Compares models with the original on held-out batches, which are read once for every comparison.
+
+    Args:
+        measure: ``"auto"`` counts right answers where every batch has labels that the original knows, and agreement
+            with the original otherwise.
+        losable: The share of answers that may be lost. Where the original itself is right less often than that,
+            nothing could be lost, and its accuracy measures nothing.
+    """
+
+    def __init__(
+        self,
+        original: nn.Module,
+        data: Any,
+        *,
+        measure: Kind = "auto",
+        losable: float = 0.0,
+        input: str | int | None = None,
+    ) -> None:
+        self.original, self.measure, self.losable = original, measure, losable
+        self._batches = Batches(data, input=input, name="data")
+        self._batches.check_rereadable("a search by Drop")
+
+    def __call__(self, model: nn.Module) -> Kept:
+        mine, original = Tally(), Tally()
+        with torch.no_grad(), borrowed(model), borrowed(self.original):
+            for batch in self._batches:
+                labels = None if self.measure == "agreement" else batch.labels
+                scores, reference = (scores_of(run(each, batch), batch.index).cpu() for each in (model, self.original))
+                mine.add(scores, labels, reference)
+                original.add(reference, labels)
+        labelled, foreign, samples, agreed, hits, original_hits = _together(
+            mine.labelled and self.measure != "agreement",
+            mine.foreign,
+            mine.samples,
+            mine.agreed,
+            mine.hits,
+            original.hits,
+        )
+        if self.measure == "accuracy" and not labelled:
+            raise InputError("Drop(measure='accuracy') needs labels in every batch of data; 'agreement' needs none")
+        doubt = self._doubt(foreign, original_hits / samples, original.classes) if labelled else None
+        if doubt is not None and self.measure == "accuracy":
+            raise InputError(f"Drop(measure='accuracy'): {doubt}; check the labels, or measure='agreement'")
+        if doubt is not None:
+            warnings.warn(f"agreement is measured instead of accuracy: {doubt}", CalibrationWarning, stacklevel=2)
+        if labelled and doubt is None:
+            return Kept(measure="accuracy", samples=samples, hits=hits, original_hits=original_hits)
+        return Kept(measure="agreement", samples=samples, hits=agreed, original_hits=samples)
+
+    def _doubt(self, foreign: int, accuracy: float, classes: int) -> str | None:
+        """Why what comes with the batches cannot be the labels of this model."""
+        if foreign:
+            return f"some labels lie outside the {classes} classes of the model"
+        # A tenth of the way from guessing to perfection is too little to tell the model's labels from any others.
+        guessing = 1 / classes if self.measure == "auto" else 0.0
+        least = max(guessing + 0.1 * (1 - guessing) if guessing else 0.0, self.losable)
+        if accuracy <= least:
+            return f"the original is right on {accuracy:.1%} of the labels, no more than {least:.1%}"
+        return None
+
+
+def _together(labelled: bool, *counts: int) -> tuple[Any, ...]:
+    """The counts of all processes under ``torchrun`` together, each of which has its own share of the data."""
+    if rank_and_size()[1] == 1:
+        return (labelled, *counts)
+    with process_group(None):
+        notes = everyone((labelled, *counts))
+    return (all(note[0] for note in notes), *map(sum, zip(*(note[1:] for note in notes), strict=True)))
+
+
 def smallest_plan(
-    allocation: Allocation,
+    front: Front,
     drop: Drop,
     *,
     build: Callable[[Plan], nn.Module],
     judge: Callable[[nn.Module], Kept],
     searched_on: str | None = None,
-    report: Report = lambda state: None,
+    report: Listener = silent,
 ) -> Plan:
     """The smallest plan tried that loses no more than ``drop`` allows; the one that changes nothing where none does.
 
-    ``build`` carries a plan out and ``judge`` measures what came of it, however either is done, on data that is called
-    ``searched_on``.
+    ``build`` carries a plan out and ``judge`` measures the model on data that is called ``searched_on``.
     """
     start = time.perf_counter()
-    low, high = allocation.trade(Params)[0].share, 1.0
+    low, high = front.trade(Params)[0].share, 1.0
     best: tuple[Plan, Kept] | None = None
     tried: list[list[float]] = []
     for done in range(1, drop.trials + 1):
         share = (low * high) ** 0.5
-        plan = allocation.plan(Params(min(1.0, share * (1 + 1e-9))))
+        plan = front.plan(Params(min(1.0, share * (1 + 1e-9))))
         kept = judge(build(plan))
         enough = kept.lost <= drop.share + 1e-12
         size = plan.after.params / plan.before.params
@@ -86,7 +215,7 @@ def smallest_plan(
             SearchProgress(
                 done=done,
                 total=drop.trials,
-                share=size,
+                size=size,
                 kept=kept.share,
                 measure=kept.measure,
                 enough=enough,
@@ -95,7 +224,7 @@ def smallest_plan(
         )
         if high / low < 1 + 1e-3:
             break
-    plan, kept = best or _unchanged(allocation, build, judge)
+    plan, kept = best or _unchanged(front, build, judge)
     notes = {
         "asked": drop.share,
         "measure": kept.measure,
@@ -105,11 +234,11 @@ def smallest_plan(
         "tried": tried,
         "data": searched_on,
     }
-    return Plan(plan.values(), n_params=plan.n_params, allocation=allocation, notes={"drop": notes})
+    return plan.with_notes(drop=notes)
 
 
 def _unchanged(
-    allocation: Allocation, build: Callable[[Plan], nn.Module], judge: Callable[[nn.Module], Kept]
+    front: Front, build: Callable[[Plan], nn.Module], judge: Callable[[nn.Module], Kept]
 ) -> tuple[Plan, Kept]:
-    plan = allocation.plan(Params(1.0))
+    plan = front.plan(Params(1.0))
     return plan, judge(build(plan))

@@ -1,52 +1,48 @@
-"""What a plan says about one layer."""
+"""What a plan says about one layer: that it is compressed, and how, or that it stays dense, and why."""
 
 from __future__ import annotations
 
 import difflib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tensigma.errors import StoreError
 from tensigma.layers import Cost, Format, Geometry
-from tensigma.planning.candidate import layer_cost
-from tensigma.planning.methods import Method, method_of
-from tensigma.planning.norms import Norm, norm_of
+from tensigma.solving import Method, Norm, Treatment, layer_cost, method_of, norm_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One layer of a plan: its format and ranks, or the reason why it stays dense. Costs follow from these.
+class Entry(ABC):
+    """One layer of a plan. Costs follow from its geometry and, where it is compressed, from its format.
 
-    A layer that Tensigma cannot read has no geometry, and its parameters count among the rest of the model.
+    It is a :class:`DenseEntry` or a :class:`CompressedEntry`.
     """
 
     name: str
+    #: None for a layer that Tensigma cannot read; its parameters count among the rest of the model.
     geometry: Geometry | None
-    method: Method | None
     norm: Norm
-    #: The decomposition with its ranks; None for a layer that stays as it is.
-    format: Format | None = None
-    #: Why the layer stays as it is; None for a layer that is compressed.
-    reason: str | None = None
-    #: Expected relative error under the norm, where it is known before anything is solved.
-    error: float | None = None
-    #: Spatial size of the layer's input, or None where nobody has seen one; MACs are then unknown.
+    #: Spatial size of the layer's input, or None where none has been seen; MACs are then unknown.
     input_size: tuple[int, ...] | None = None
     #: How often a sample passes through the layer at that size.
     calls: float = 1.0
-    #: Options of the solver, such as ``max_sweeps``.
-    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """What becomes of the layer, in a word or two."""
+
+    @property
+    @abstractmethod
+    def format(self) -> Format | None:
+        """The decomposition with its ranks; None for a layer that stays as it is."""
 
     @property
     def ranks(self) -> tuple[int, ...] | None:
         """The ranks, in the order of the format; None for a dense layer."""
         return None if self.format is None else self.format.ranks
-
-    @property
-    def gains_bias(self) -> bool:
-        """Whether the layer has no bias now and will have one."""
-        return self.format is not None and self.norm.moves_bias and self.geometry is not None and not self.geometry.bias
 
     @property
     def before(self) -> Cost:
@@ -58,19 +54,6 @@ class Entry:
         """What it will cost, a bias that it gains included."""
         return self._cost(self.format)
 
-    @property
-    def label(self) -> str:
-        """The format in a word or two.
-
-        >>> from tensigma.layers import Tucker2Format
-        >>> Entry(name="c", geometry=None, method=method_of("tucker2"), norm=norm_of("sigma"),
-        ...       format=Tucker2Format(8, 4)).label
-        'tucker2 8 4'
-        """
-        if self.format is None or self.method is None:
-            return "dense"
-        return " ".join([self.method.name, *map(str, self.format.ranks)])
-
     def _cost(self, format: Format | None) -> Cost:
         if self.geometry is None:
             return Cost(0, 0)
@@ -79,12 +62,7 @@ class Entry:
     def to_json(self) -> dict[str, Any]:
         """Plain data. Costs are written for readers; they are computed again when it is read back."""
         return {
-            "method": None if self.method is None else self.method.name,
-            "ranks": None if self.format is None else list(self.format.ranks),
             "norm": self.norm.name,
-            "reason": self.reason,
-            "error": self.error,
-            "options": dict(self.options),
             "input_size": None if self.input_size is None else list(self.input_size),
             "calls": self.calls,
             "geometry": None if self.geometry is None else asdict(self.geometry),
@@ -92,43 +70,135 @@ class Entry:
             "macs": None if self.input_size is None else [self.before.macs, self.after.macs],
         }
 
+
+@dataclass(frozen=True, kw_only=True)
+class DenseEntry(Entry):
+    """A layer that stays as it is.
+
+    >>> DenseEntry(name="conv1", geometry=None, norm=norm_of("sigma"), reason="left out by skip").label
+    'dense'
+    """
+
+    #: Why the layer stays as it is.
+    reason: str
+    #: What it would take if it were compressed after all; None where Tensigma cannot read it.
+    method: Method | None = None
+
+    # What a compressed layer has, for whoever reads all entries alike.
+    error: None = None
+
+    @property
+    def label(self) -> str:
+        return "dense"
+
+    @property
+    def format(self) -> None:
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        method = None if self.method is None else self.method.name
+        head = {"method": method, "ranks": None, "reason": self.reason, "error": None, "options": {}}
+        return head | super().to_json()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressedEntry(Entry):
+    """A layer that will be replaced by the layers of a format.
+
+    >>> from torch import nn
+    >>> tucker2 = method_of("tucker2")
+    >>> geometry = Geometry.of(nn.Conv2d(8, 8, 3))
+    >>> treatment = Treatment(geometry=geometry, method=tucker2, norm=norm_of("sigma"), format=tucker2.format((8, 4)))
+    >>> CompressedEntry.of("c", treatment).label
+    'tucker2 8 4'
+    """
+
+    geometry: Geometry
+    treatment: Treatment
+    #: Expected relative error under the norm, where it is known before anything is solved.
+    error: float | None = None
+
+    # What a dense layer has, for whoever reads all entries alike.
+    reason: None = None
+
     @classmethod
-    def from_json(cls, name: str, data: Mapping[str, Any]) -> Entry:
-        """The inverse of :meth:`to_json`; ranks may have been changed by hand, and are checked."""
-        _check_keys(name, data)
-        try:
-            geometry = None if data["geometry"] is None else _geometry(data["geometry"])
-            norm = norm_of(data["norm"])
-            method = None if data["method"] is None else method_of(data["method"], geometry)
-            if data["ranks"] is None:
-                format, reason = None, data.get("reason") or "left dense in the plan's file"
-            elif method is None or geometry is None:
-                raise StoreError("it has ranks but no method or geometry")
-            else:
-                format, reason = method.format(method.check_ranks(data["ranks"], geometry.kernel_shape)), None
-            return cls(
-                name=name,
-                geometry=geometry,
-                method=method,
-                norm=norm,
-                format=format,
-                reason=reason,
-                error=data.get("error"),
-                input_size=None if data.get("input_size") is None else tuple(data["input_size"]),
-                calls=float(data.get("calls", 1.0)),
-                options=dict(data.get("options") or {}),
-            )
-        except KeyError as error:
-            raise StoreError(f"layer {name!r}: the field {error.args[0]!r} is missing") from None
-        except (TypeError, ValueError, AttributeError, StoreError) as error:
-            raise StoreError(f"layer {name!r}: {error}") from None
+    def of(cls, name: str, treatment: Treatment, **fields: Any) -> CompressedEntry:
+        """The entry of a layer that is treated so."""
+        return cls(name=name, geometry=treatment.geometry, norm=treatment.norm, treatment=treatment, **fields)
+
+    @property
+    def label(self) -> str:
+        return self.treatment.label
+
+    @property
+    def format(self) -> Format:
+        return self.treatment.format
+
+    @property
+    def method(self) -> Method:
+        """The decomposition."""
+        return self.treatment.method
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Options of the solver."""
+        return self.treatment.options
+
+    @property
+    def gains_bias(self) -> bool:
+        """Whether the layer has no bias now and will have one."""
+        return self.norm.moves_bias and not self.geometry.bias
+
+    def to_json(self) -> dict[str, Any]:
+        head = {
+            "method": self.method.name,
+            "ranks": list(self.format.ranks),
+            "reason": None,
+            "error": self.error,
+            "options": dict(self.options),
+        }
+        return head | super().to_json()
 
 
 _KEYS = ("method", "ranks", "norm", "reason", "error", "options", "input_size", "calls", "geometry", "params", "macs")
 
 
+def entry_from_json(name: str, data: Mapping[str, Any]) -> DenseEntry | CompressedEntry:
+    """The inverse of :meth:`Entry.to_json`; ranks may have been changed by hand, and are checked."""
+    _check_keys(name, data)
+    try:
+        return _entry(name, data)
+    except KeyError as error:
+        raise StoreError(f"layer {name!r}: the field {error.args[0]!r} is missing") from None
+    except (TypeError, ValueError, AttributeError, StoreError) as error:
+        raise StoreError(f"layer {name!r}: {error}") from None
+
+
+def _entry(name: str, data: Mapping[str, Any]) -> DenseEntry | CompressedEntry:
+    geometry = None if data["geometry"] is None else _geometry(data["geometry"])
+    norm = norm_of(data["norm"])
+    method = None if data["method"] is None else method_of(data["method"], geometry)
+    where: dict[str, Any] = {
+        "input_size": None if data.get("input_size") is None else tuple(data["input_size"]),
+        "calls": float(data.get("calls", 1.0)),
+    }
+    if data["ranks"] is None:
+        reason = data.get("reason") or "left dense in the plan's file"
+        return DenseEntry(name=name, geometry=geometry, norm=norm, method=method, reason=reason, **where)
+    if method is None or geometry is None:
+        raise StoreError("it has ranks but no method or geometry")
+    treatment = Treatment(
+        geometry=geometry,
+        method=method,
+        norm=norm,
+        format=method.format(method.check_ranks(data["ranks"], geometry.kernel_shape)),
+        options=dict(data.get("options") or {}),
+    )
+    return CompressedEntry.of(name, treatment, error=data.get("error"), **where)
+
+
 def _check_keys(name: str, data: Mapping[str, Any]) -> None:
-    """A key that nobody reads is a slip of the pen, which must not be passed over in silence."""
+    """A key that nothing reads is a typing mistake, which must not be passed over in silence."""
     for key in data if isinstance(data, Mapping) else ():
         if key not in _KEYS:
             close = difflib.get_close_matches(key, _KEYS, n=1)

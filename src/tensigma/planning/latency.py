@@ -13,15 +13,13 @@ import numpy as np
 import torch
 
 from tensigma.errors import InputError
-from tensigma.layers import Geometry
-from tensigma.planning.budget import CostBudget
-from tensigma.planning.candidate import Candidate
+from tensigma.layers import Format, Geometry
+from tensigma.planning.budgets import CostBudget
 from tensigma.planning.curves import Measure, Option
-from tensigma.planning.entry import Entry
-from tensigma.planning.methods import Method, RankTuple
-from tensigma.planning.progress import Report, TimingProgress
-from tensigma.planning.timetable import TimeTable
-from tensigma.planning.timing import RUNTIMES, Chain, runtime_of
+from tensigma.planning.entry import CompressedEntry, DenseEntry
+from tensigma.running import RUNTIMES, Chain, Listener, Progress, TimeTable, runtime_of
+from tensigma.solving import Candidate, Method, RankTuple
+
 
 # Ranks at which a layer is timed, as shares of the largest on its curve; times between them are interpolated.
 _SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
@@ -67,6 +65,22 @@ class Latency(CostBudget):
         return f"{1000 * amount:,.3g} ms"
 
 
+@dataclass(frozen=True, kw_only=True)
+class TimingProgress(Progress):
+    """The shape of some layers has been timed at several ranks.
+
+    >>> print(TimingProgress(shape="conv 64 → 64, 3×3", done=2, total=9, seconds=1.0))
+    time of shape 2 of 9, conv 64 → 64, 3×3
+    """
+
+    title: ClassVar[str] = "planning"
+
+    shape: str
+
+    def __str__(self) -> str:
+        return f"time of shape {self.done} of {self.total}, {self.shape}"
+
+
 class Clock:
     """Times of layers as a budget asks for them."""
 
@@ -75,7 +89,7 @@ class Clock:
         self.batch = budget.batch
 
     def price(
-        self, layers: Sequence[Candidate], curves: Mapping[str, Sequence[Option]], report: Report
+        self, layers: Sequence[Candidate], curves: Mapping[str, Sequence[Option]], report: Listener
     ) -> dict[str, list[Option]]:
         """The options of every layer with ranks in whole blocks, timed; the layer as it is comes first."""
         start = time.perf_counter()
@@ -91,7 +105,7 @@ class Clock:
             report(TimingProgress(shape=_shape(key[0]), done=done, total=len(shapes), seconds=seconds))
         return {layer.name: priced[layer.name] for layer in layers}
 
-    def entries(self, entries: Sequence[Entry]) -> tuple[float, float]:
+    def entries(self, entries: Sequence[DenseEntry | CompressedEntry]) -> tuple[float, float]:
         """Time of layers whose treatment is settled, as they are and as they will be."""
         known = [entry for entry in entries if entry.geometry is not None and entry.input_size is not None]
         if not known:
@@ -121,7 +135,7 @@ class Clock:
             priced.append(replace(option, seconds=seconds))
         return priced
 
-    def _chain(self, layer: Candidate | Entry, format: Any) -> Chain:
+    def _chain(self, layer: Candidate | DenseEntry | CompressedEntry, format: Format | None) -> Chain:
         assert layer.geometry is not None
         assert layer.input_size is not None
         bias = layer.geometry.bias or (format is not None and layer.norm.moves_bias)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tensigma.errors import InputError, RankError
-from tensigma.planning.candidate import Candidate
-from tensigma.planning.methods import RankTuple
-from tensigma.planning.norms import energy_views
-from tensigma.planning.patterns import matches, select
+from tensigma.solving import Candidate
+from tensigma.solving import RankTuple
+from tensigma.solving import energy_views
+from tensigma.layers import matches, select
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class VBMF(RankRule):
             raise InputError(f"alpha is 0 or more (0 keeps every rank, 1 is VBMF's own), got {self.alpha!r}")
 
     def ranks(self, layer: Candidate) -> RankTuple:
-        found = [layer.method.vbmf_ranks(kernel, self.alpha) for kernel in layer.kernels]
-        return tuple(map(max, zip(*found, strict=True)))
+        ranks = [layer.method.vbmf_ranks(kernel, self.alpha) for kernel in layer.kernels]
+        return tuple(map(max, zip(*ranks, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class SigmaVBMF(VBMF):
 
     def ranks(self, layer: Candidate) -> RankTuple:
         views = energy_views(layer.kernels, layer.norm.targets(layer.geometry, layer.stats))
-        found = [
+        ranks = [
             layer.method.vbmf_ranks(metric.whiten(kernel.flatten(1)).view(kernel.shape), self.alpha)
             for kernel, metric in views
         ]
-        return tuple(map(max, zip(*found, strict=True)))
+        return tuple(map(max, zip(*ranks, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -95,35 +95,35 @@ class Energy(RankRule):
 class Ranks(RankRule):
     """Ranks by layer name or pattern; layers that nothing matches stay dense.
 
-    Where several match, the last one has the word, so that exceptions follow the rule. One number stands for both
+    Where several match, the last one decides, so that exceptions follow the rule. One number stands for both
     ranks of Tucker-2, given as (out, in). Ranks beyond what a layer allows become the largest it allows.
 
-    >>> Ranks({"layer1.*": 8, "layer2.0.conv1": (16, 8)}).given["layer1.*"]
+    >>> Ranks({"layer1.*": 8, "layer2.0.conv1": (16, 8)}).by_name["layer1.*"]
     8
     """
 
-    given: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict)
+    by_name: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.given, Mapping) or not self.given:
-            raise InputError(f"Ranks takes a dict of layer names or patterns, such as {{'*': 8}}, got {self.given!r}")
-        for pattern, ranks in self.given.items():
-            check_given(ranks, pattern)
+        if not isinstance(self.by_name, Mapping) or not self.by_name:
+            raise InputError(f"Ranks takes a dict of layer names or patterns, such as {{'*': 8}}, got {self.by_name!r}")
+        for pattern, ranks in self.by_name.items():
+            check_ranks_value(ranks, pattern)
 
     def ranks(self, layer: Candidate) -> RankTuple | None:
-        found = [ranks for pattern, ranks in self.given.items() if matches(layer.name, pattern)]
-        if not found:
+        matching = [ranks for pattern, ranks in self.by_name.items() if matches(layer.name, pattern)]
+        if not matching:
             return None
         try:
-            return layer.method.cap_ranks(found[-1], layer.geometry.kernel_shape)
+            return layer.method.cap_ranks(matching[-1], layer.geometry.kernel_shape)
         except RankError as error:
-            raise RankError(f"{layer.name}: {error}") from None
+            raise error.prefixed(f"{layer.name}: ") from None
 
     def check_names(self, names: Iterable[str]) -> None:
-        select(list(self.given), names, what="ranks")
+        select(list(self.by_name), names, what="ranks")
 
 
-def check_given(ranks: object, name: str) -> None:
+def check_ranks_value(ranks: object, name: str) -> None:
     """Refuse anything but whole numbers of at least 1, or a sequence of them."""
     numbers = list(ranks) if isinstance(ranks, tuple | list) else [ranks]
     for rank in numbers or [None]:

@@ -16,12 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tensigma.calibration.batches import input_of, iterate
-from tensigma.calibration.collect import forward
-from tensigma.calibration.fisher import class_scores
-from tensigma.calibration.guard import borrowed, device_of
 from tensigma.errors import InputError
 from tensigma.layers import find_layers
+from tensigma.running import Batch, Batches, borrowed, dense_scores_of, drawn_labels, run, safe_backward
+
 
 
 def sensitivities(
@@ -44,28 +42,20 @@ def sensitivities(
     (['0', '3'], 1.0)
     """
     if not 0 <= power <= 1:
-        raise InputError(f"power={power!r} came; it lies between 0 (all layers alike) and 1")
+        raise InputError(f"power lies between 0 (all layers alike) and 1, got {power!r}")
     listener = _Listener(model)
     generator = torch.Generator().manual_seed(seed)
     samples = 0
-    device = device_of(model)
-    with borrowed(model), torch.enable_grad(), listener.attached():
+    with borrowed(model), torch.enable_grad(), listener.attached(), safe_backward(model):
         for parameter in model.parameters():
             parameter.requires_grad_(False)
-        for index, batch in enumerate(iterate(batches)):
-            x = input_of(batch, input, index)[: max_samples - samples]
-            if not len(x):
-                break
+        for batch in Batches(batches, input=input, max_samples=max_samples):
             # Gradients of outputs are wanted, and these need something in front that asks for one.
-            x = (x if device is None else x.to(device)).detach().requires_grad_()
-            scores = class_scores(forward(model, x, index)).float()
-            chances = scores.detach().double().softmax(1).movedim(1, -1)
-            drawn = torch.multinomial(chances.reshape(-1, chances.shape[-1]).cpu(), 1, generator=generator)
-            target = drawn.reshape(chances.shape[:-1]).to(scores.device)
+            inputs = batch.inputs.detach().requires_grad_()
+            scores = dense_scores_of(run(model, Batch(batch.index, inputs, None))).float()
+            target = drawn_labels(scores, generator)
             functional.cross_entropy(scores, target, reduction="sum").backward()
-            samples += len(x)
-    if not samples:
-        raise InputError("no batches: the iterable given as batches is empty")
+            samples += len(batch)
     return _normalised(listener.weights(samples), power)
 
 
@@ -99,12 +89,12 @@ class _Listener:
         return hook
 
     def weights(self, samples: int) -> dict[str, float]:
-        found = {}
+        weights = {}
         for name, gradient in self._gradients.items():
             total, squares, n = self._spread[name]
             variance = (squares / n - (total / n).square()).mean().item()
-            found[name] = gradient / samples * variance
-        return found
+            weights[name] = gradient / samples * variance
+        return weights
 
 
 def _normalised(weights: dict[str, float], power: float) -> dict[str, float]:

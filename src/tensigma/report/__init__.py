@@ -1,7 +1,29 @@
 """What a compression did, and what experiments found, as pages to look at."""
 
 from tensigma.report.comparison import Run
+from tensigma.report.figure import Line, Panel, SUFFIXES, draw
+from tensigma.report.numbers import error, milliseconds, number, percent, short, speed, times
 from tensigma.report.page import render_report, write_report
 from tensigma.report.render import check_renderer
+from tensigma.report.results import Section, Table, write_results
 
-__all__ = ["Run", "check_renderer", "render_report", "write_report"]
+__all__ = [
+    "SUFFIXES",
+    "Line",
+    "Panel",
+    "Run",
+    "Section",
+    "Table",
+    "check_renderer",
+    "draw",
+    "error",
+    "milliseconds",
+    "number",
+    "percent",
+    "render_report",
+    "short",
+    "speed",
+    "times",
+    "write_report",
+    "write_results",
+]

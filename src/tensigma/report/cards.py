@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tensigma.pipeline import Evaluation, FineTuning, Report
-from tensigma.pipeline.certificate import Certificate
-from tensigma.planning.weighing import in_words
+from tensigma.evaluation import Evaluation
+from tensigma.pipeline import FineTuning, Report
+from tensigma.evaluation import Certificate
+from tensigma.planning import in_words
 from tensigma.report import numbers
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensigma.pipeline import Report
-from tensigma.planning.frontdata import FRONT_VERSION
+from tensigma.planning import FRONT_VERSION
 
 # What a new command says for itself, with the number of values each option takes.
 _OWN = {"--budget": 1, "--ranks": 1, "--plan": 1, "--out": 1, "--force": 0, "--json": 0, "--quiet": 0, "-q": 0}

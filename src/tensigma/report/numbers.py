@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensigma.pipeline import Timing
+from tensigma.evaluation import Timing
 
 
 def number(value: int | None) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tensigma.files import whole_file
-from tensigma.pipeline import Evaluation, Report
+from tensigma.evaluation import Evaluation
+from tensigma.pipeline import Report
 from tensigma.report import numbers, pictures
 from tensigma.report.cards import cards, facts
 from tensigma.report.charts import line_chart

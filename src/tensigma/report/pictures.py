@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tensigma.pipeline import LayerReport, Report
+from tensigma.compression import LayerReport
+from tensigma.pipeline import Report
 from tensigma.report import numbers
 from tensigma.report.charts import Tick
 

@@ -1,0 +1,1 @@
+"""Carrying out a plan: layers fitted independently or in sequence, then refined."""

@@ -1,0 +1,71 @@
+"""Statistics of BatchNorm layers, taken anew from data without labels."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from tensigma.errors import InputError
+from tensigma.running import Batches, borrowed, run
+
+
+
+def reestimate_bn_(model: nn.Module, batches: Any, *, input: str | int | None = None) -> int:
+    """Replace running means and variances of ``model`` by averages over ``batches``; gives the number of layers.
+
+    Layers that no batch reaches, such as those of heads for training alone, stay as they are.
+
+    Everything else runs as in evaluation, so dropout and the like do not disturb. All layers are estimated in one
+    pass, each on what the layers before it make of a batch with that batch's own statistics, as in training.
+
+    >>> model = nn.Sequential(nn.BatchNorm1d(2))
+    >>> reestimate_bn_(model, [torch.tensor([[1.0, 5.0], [3.0, 5.0]])]), model[0].running_mean.tolist()
+    (1, [2.0, 5.0])
+    """
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.track_running_stats
+    }
+    if not layers:
+        return 0
+    data = Batches(batches, input=input, name="data")
+    data.check_rereadable("re-estimating BatchNorm")
+    momenta = {name: layer.momentum for name, layer in layers.items()}
+    former = {name: copy.deepcopy(dict(layer.named_buffers())) for name, layer in layers.items()}
+    unchanged = set(layers)
+    with borrowed(model), torch.no_grad():
+        try:
+            for layer in layers.values():
+                layer.reset_running_stats()
+                layer.momentum = None  # the plain average over batches
+                layer.train()
+            for batch in data:
+                # One sample has no variance of its own where a map has one position.
+                if len(batch) > 1:
+                    run(model, batch)
+            reached = {name for name, layer in layers.items() if int(layer.num_batches_tracked or 0)}
+            if not reached:
+                raise InputError("no batch of at least two samples reached a BatchNorm layer, so none is re-estimated")
+            for name in sorted(reached):
+                _check_finite(name, layers[name])
+            unchanged -= reached
+        finally:
+            for name in unchanged:
+                layers[name].load_state_dict(former[name], strict=False)
+            for name, layer in layers.items():
+                layer.momentum = momenta[name]
+    return len(reached)
+
+
+def _check_finite(name: str, layer: _BatchNorm) -> None:
+    for statistic in ("running_mean", "running_var"):
+        if not getattr(layer, statistic).isfinite().all():
+            raise InputError(
+                f"{statistic} of {name or 'the model'} would not be finite, so no layer is re-estimated; look for"
+                " samples of the data that are not finite"
+            )

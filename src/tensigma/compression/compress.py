@@ -1,0 +1,296 @@
+"""Carrying out a plan."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any, Literal
+
+from torch import nn
+
+from tensigma.calibration import Calibration, calibrate
+from tensigma.compression.batchnorm import reestimate_bn_
+from tensigma.compression.refinement import Refine, blocks_around, refine_
+from tensigma.compression.reports import LayerReport, PageData, Report
+from tensigma.compression.sequential import fit_in_sequence
+from tensigma.errors import InputError
+from tensigma.evaluation import Size, count_params, size_of
+from tensigma.layers import replace_
+from tensigma.planning import (
+    Budget,
+    CompressedEntry,
+    DenseEntry,
+    Drop,
+    Plan,
+    Recipe,
+    front_data,
+    plan_prepared,
+    prepare,
+    spectra_data,
+)
+from tensigma.running import Batches, Wanted, is_one_shot, rank_and_size, reporter
+from tensigma.solving import Solution, jobs_for, run_shared
+
+# Sequential fitting runs both networks over the data once for each layer. Unless asked for, it takes as many samples as
+# these multiply-adds allow, within limits: fewer say too little, and beyond the most little is gained.
+_AUTO_MACS, _AUTO_FEWEST, _AUTO_MOST = 20e12, 128, 1_000
+
+
+def compress(
+    model: nn.Module,
+    plan_or_batches: Any,
+    stats: Calibration | None = None,
+    *,
+    budget: Budget | None = None,
+    recipe: Recipe | None = None,
+    data: Any = None,
+    sequential: bool | Literal["auto"] = "auto",
+    refine: int | Refine | None = None,
+    reestimate_bn: bool = False,
+    input: str | int | None = None,
+    check: bool = True,
+    progress: Wanted = False,
+    cache: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+) -> tuple[nn.Module, Report]:
+    """A smaller copy of ``model``, made of plain layers, and a report of what was done. ``model`` stays as it is.
+
+    With a :class:`~tensigma.Plan` it is carried out; with batches and a ``budget`` (or a ``recipe``) the model is
+    calibrated on them, planned and compressed in one go.
+
+    Args:
+        model: Any module.
+        plan_or_batches: A plan, or batches as :func:`tensigma.calibrate` takes them.
+        stats: What calibration gathered; not needed where all norms of the plan are ``"frobenius"``.
+        budget: For the one-call form: what may remain, as :func:`tensigma.plan` takes it.
+        recipe: The same with everything else that decides a plan: ranks by a rule, method, norm, layers and so on.
+        data: Batches, of which labels are never read, for what a plan and its statistics cannot do alone: calibration
+            where ``stats`` is missing, and the three options below. In the one-call form they are the batches; under
+            ``Drop``, which may count right answers by their labels, they are the held-out batches that it is searched
+            on, in place of every fifth of the batches, from the second on.
+        sequential: Fit each layer on inputs from the layers already compressed, towards the outputs of the original.
+            Both networks run over the data once for each layer. ``"auto"`` does so, on up to 1,000 samples, wherever
+            ``data`` is at hand, can be read again, and the norm is ``"centred"`` or ``"sigma"``; not for a plan made by
+            ``Drop``, whose search has judged layers fitted independently.
+        refine: Afterwards train the small model to answer like the original, without labels: the number of samples to
+            pass through it, or a :class:`~tensigma.Refine`.
+        reestimate_bn: Afterwards take the statistics of BatchNorm layers anew from ``data``.
+        input: The entry or position of the model's input in a batch.
+        check: Refuse statistics and plans that were made for other weights than those of ``model``.
+        progress: True for lines in the log, or a function that is called with a
+            :class:`~tensigma.solving.CompressionProgress` after each layer, while refining with a
+            :class:`~tensigma.compression.RefinementProgress`, and with what calibration and planning report.
+        cache: A folder of solutions. What is found there is not solved again, so a killed run resumes.
+        workers: How many small layers are solved side by side; as many as torch has threads by default.
+
+    Under ``torchrun`` all processes call this with the same arguments; each solves its share, all return the same.
+    Layers are then fitted independently of each other.
+
+    >>> import torch
+    >>> import tensigma as ts
+    >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.Flatten(), nn.Linear(32, 10))
+    >>> small, report = ts.compress(model, [torch.randn(8, 3, 5, 5)], budget=ts.Params(0.5))
+    >>> report.after.params <= 0.5 * report.before.params, {type(layer).__name__ for layer in small[2]}
+    (True, {'Conv2d'})
+    """
+    start = time.perf_counter()
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+        raise InputError(f"workers is a whole number of at least 1, got {workers!r}")
+    if isinstance(plan_or_batches, Plan):
+        plan, fit_data = plan_or_batches, data
+        if budget is not None or recipe is not None:
+            raise InputError(
+                "a plan decides all that {budget} and {recipe} would; give batches instead of a plan",
+                parameters=("budget", "recipe"),
+            )
+        plan.check_model(model, weights=check)
+        stats = _stats_for(plan, model, stats, data, input=input, check=check, progress=progress)
+    else:
+        recipe = _recipe_of(budget, recipe)
+        prepared = prepare(
+            model,
+            recipe,
+            stats=stats,
+            batches=plan_or_batches,
+            trial_data=data,
+            input=input,
+            progress=progress,
+            check=check,
+        )
+        stats = prepared.stats
+        plan = plan_prepared(model, recipe, prepared, input=input, progress=progress)
+        # Batches that a search was judged on must have no part in the model.
+        fit_data = data if data is not None and not isinstance(recipe.budget, Drop) else prepared.fit_data
+    _check_data(fit_data, sequential=sequential, refine=refine, reestimate_bn=reestimate_bn)
+    in_sequence = _in_sequence(plan, fit_data, sequential)
+    solutions = plan.solutions if cache is None else plan.solutions.on_disk(cache)
+    if in_sequence:
+        solved = fit_in_sequence(
+            model,
+            plan,
+            Batches(
+                fit_data,
+                input=input,
+                max_samples=_auto_samples(plan) if sequential == "auto" else None,
+                name="data",
+            ),
+            stats=stats,
+            solutions=solutions,
+            report=reporter(progress),
+        )
+    else:
+        jobs = jobs_for(model, plan.treatments, stats)
+        solved = run_shared(jobs, solutions=solutions, keep=False, workers=workers, report=reporter(progress))
+    small = copy.deepcopy(model)
+    replace_(small, {name: solution.modules for name, (solution, _) in solved.items()})
+    notes: dict[str, Any] = {"sequential": in_sequence}
+    if "weighing" in plan.notes:
+        notes["weighing"] = plan.notes["weighing"]
+    if refine is not None:
+        blocks = blocks_around(model, list(solved))
+        notes["refinement"] = refine_(
+            small, model, fit_data, Refine.of(refine), blocks=blocks, input=input, progress=progress
+        )
+    if reestimate_bn:
+        notes["reestimated_bn"] = reestimate_bn_(small, fit_data, input=input)
+    return small, _report(model, small, plan, solved, stats, notes, time.perf_counter() - start)
+
+
+def compress_(model: nn.Module, plan_or_batches: Any, stats: Calibration | None = None, **keywords: Any) -> Report:
+    """:func:`compress` in place, with the same keywords: ``model`` becomes the smaller one, or after an error stays.
+
+    >>> import torch
+    >>> import tensigma as ts
+    >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3))
+    >>> ts.compress_(model, ts.plan(model, ranks=ts.Ranks({"*": 4}), norm="frobenius")).rate > 1, len(model[2])
+    (True, 3)
+    """
+    small, report = compress(model, plan_or_batches, stats, **keywords)
+    replace_(model, {layer.name: small.get_submodule(layer.name) for layer in report.compressed})
+    model.load_state_dict(small.state_dict())
+    return report
+
+
+def _recipe_of(budget: Budget | None, recipe: Recipe | None) -> Recipe:
+    if (budget is None) == (recipe is None):
+        raise InputError(
+            "batches came instead of a plan, so {budget} (such as Params(0.5)) or {recipe} (such as "
+            "Recipe(ranks=VBMF(0.5))) is needed, and only one of them",
+            parameters=("budget", "recipe"),
+        )
+    return Recipe(budget=budget) if recipe is None else recipe
+
+
+def _stats_for(
+    plan: Plan,
+    model: nn.Module,
+    stats: Calibration | None,
+    data: Any,
+    *,
+    input: str | int | None,
+    check: bool,
+    progress: Wanted,
+) -> Calibration | None:
+    """The statistics that the norms of a plan need, gathered now where they are not given."""
+    norms = [entry.norm for entry in plan.compressed if entry.norm.needs_stats]
+    if stats is None and norms:
+        if data is None:
+            raise InputError(
+                f"the plan's norm {norms[0].name!r} needs {{stats}} (from tensigma.calibrate) or {{data}} (batches to "
+                "calibrate with)",
+                parameters=("stats", "data"),
+            )
+        fisher = next((norm.fisher for norm in norms if norm.fisher), None)
+        stats = calibrate(model, data, fisher=fisher, input=input, progress=progress)
+    if stats is not None:
+        stats.check_model(model, weights=check)
+    return stats
+
+
+def _check_data(data: Any, *, sequential: Any, refine: Any, reestimate_bn: bool) -> None:
+    if sequential not in (True, False, "auto"):
+        raise InputError(f"sequential={sequential!r} is unknown; choose True, False or 'auto'")
+    wanted = {"sequential=True": sequential is True, "refine=": refine is not None, "reestimate_bn=True": reestimate_bn}
+    asked = [wish for wish, is_wanted in wanted.items() if is_wanted]
+    if not asked:
+        return
+    if data is None:
+        raise InputError(f"{asked[0]} needs {{data}} (batches without labels)", parameters=("data",))
+    Batches(data, name="data").check_rereadable(asked[0])
+    if rank_and_size()[1] > 1:
+        raise InputError(f"{asked[0]} works in one process; run it without torchrun")
+
+
+def _in_sequence(plan: Plan, data: Any, wish: bool | Literal["auto"]) -> bool:
+    """Whether layers are fitted one after the other."""
+    unfit = [entry.norm.name for entry in plan.compressed if not entry.norm.needs_stats or entry.norm.weighs_entries]
+    if wish is True and unfit:
+        raise InputError(f"sequential=True fits under a metric of the inputs, which norm={unfit[0]!r} does not have")
+    if wish == "auto":
+        # A search has judged layers that were fitted independently, and what it promises holds for these.
+        if "drop" in plan.notes:
+            return False
+        return data is not None and not is_one_shot(data) and not unfit and rank_and_size()[1] == 1
+    return wish
+
+
+def _auto_samples(plan: Plan) -> int:
+    """How many samples sequential fitting takes unless told."""
+    passes = plan.before.macs * len(plan.compressed)
+    return min(_AUTO_MOST, max(_AUTO_FEWEST, int(_AUTO_MACS / max(passes, 1))))
+
+
+def _report(
+    model: nn.Module,
+    small: nn.Module,
+    plan: Plan,
+    solved: dict[str, tuple[Solution, bool]],
+    stats: Calibration | None,
+    notes: dict[str, Any],
+    seconds: float,
+) -> Report:
+    modules = {entry.name: model.get_submodule(entry.name) for entry in plan.values()}
+    macs = (plan.before.macs, plan.after.macs) if plan.before.macs else (None, None)
+
+    def page_data() -> PageData:
+        return PageData(front=front_data(plan), spectra=spectra_data(plan, modules, stats))
+
+    return Report(
+        layers=tuple(_row(entry, modules[entry.name], solved.get(entry.name)) for entry in plan.values()),
+        before=replace(size_of(model), macs=macs[0]),
+        after=replace(size_of(small), macs=macs[1]),
+        seconds=seconds,
+        library=version("tensigma"),
+        notes=notes,
+        page_data=page_data,
+    )
+
+
+def _row(
+    entry: DenseEntry | CompressedEntry, module: nn.Module, solved: tuple[Solution, bool] | None
+) -> LayerReport:
+    sized = entry.input_size is not None
+    before = replace(size_of(module), macs=entry.before.macs if sized else None)
+    if solved is None or isinstance(entry, DenseEntry):
+        return LayerReport(
+            name=entry.name, method="dense", ranks=None, norm=None, before=before, after=before, reason=entry.reason
+        )
+    solution, cached = solved
+    n_params = count_params(solution.modules)
+    width = next(module.parameters()).element_size()
+    return LayerReport(
+        name=entry.name,
+        method=entry.method.name,
+        ranks=entry.ranks,
+        norm=entry.norm.name,
+        before=before,
+        after=Size(params=n_params, macs=entry.after.macs if sized else None, bytes=n_params * width),
+        error=solution.error,
+        frobenius_error=solution.frobenius_error,
+        converged=solution.converged,
+        seconds=solution.seconds,
+        cached=cached,
+    )

@@ -1,0 +1,203 @@
+"""Refining a compressed model without labels: a few steps of an optimiser towards what the original computes.
+
+The loss has two parts: how far the answers are from those of the original, and how far the outputs of the blocks that
+hold compressed layers are. The second gives every layer a target of its own, near by, so that few steps go a long way.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tensigma.compression.likeness import Likeness
+from tensigma.errors import InputError
+from tensigma.running import (
+    Batches,
+    Progress,
+    Wanted,
+    borrowed,
+    device_of,
+    kept_rng,
+    reporter,
+    safe_backward,
+    samples_per_second,
+)
+
+
+logger = logging.getLogger(__name__)
+
+#: Samples on which the loss is measured before and after.
+_PROBE = 1_000
+#: Steps of an optimiser are too small for these, and their gradients too large.
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refine:
+    """How a compressed model is refined.
+
+    >>> Refine.of(20_000).passes
+    20000
+    """
+
+    #: Samples passed through the small model, those of all rounds over the data together.
+    passes: int = 20_000
+    #: Where the learning rate of Adam is highest; it rises for a tenth of the steps and falls to 0 like a cosine.
+    learning_rate: float = 3e-4
+    #: By which scores are divided before they are compared: more than 1 makes the lesser classes count more.
+    temperature: float = 4.0
+    #: Weight of the outputs of blocks beside the answers of the model.
+    features: float = 5.0
+    #: Longest gradient, so that one odd batch cannot undo a fit.
+    clip: float = 1.0
+    #: Applied to each batch before both models see it, such as a random flip; None for the batch as it is.
+    augment: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.passes, bool) or not isinstance(self.passes, int) or self.passes < 1:
+            raise InputError(f"Refine: passes is a whole number of samples of at least 1, got {self.passes!r}")
+        for name in ("learning_rate", "temperature", "clip"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"Refine: {name} is above 0, got {getattr(self, name)!r}")
+        if not self.features >= 0:
+            raise InputError(f"Refine: features is at least 0, got {self.features!r}")
+
+    @classmethod
+    def of(cls, wish: int | Refine) -> Refine:
+        """The settings that a number of passes stands for."""
+        return wish if isinstance(wish, Refine) else cls(passes=wish)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefinementProgress(Progress):
+    """A batch has been trained on; steps are samples.
+
+    >>> print(RefinementProgress(done=1000, total=4000, loss=0.25, seconds=2.0))
+    refining, 1,000 of 4,000 samples, 500 samples/s, loss 0.25
+    """
+
+    title: ClassVar[str] = "refinement"
+
+    loss: float
+
+    def __str__(self) -> str:
+        rate = samples_per_second(self.done, self.seconds)
+        return f"refining, {self.done:,} of {self.total:,} samples, {rate}, loss {self.loss:.3g}"
+
+
+def refine_(
+    small: nn.Module,
+    original: nn.Module,
+    batches: Any,
+    settings: Refine,
+    *,
+    blocks: list[str],
+    input: str | int | None = None,
+    progress: Wanted = False,
+) -> dict[str, Any]:
+    """Train the parameters of ``small`` in place until ``settings.passes`` samples have gone through; gives the facts.
+
+    Both models run in evaluation mode: statistics of BatchNorm stay, its scales and shifts are trained. Parameters that
+    require no gradient stay too, unless none does, as in a model that was only meant to be run. ``blocks`` are names of
+    modules, in both models, whose outputs are compared. The loss on the first samples of the data, as they are, is
+    measured before and after: where it did not fall, ``small`` stays as it was. A step whose loss or gradient is not
+    finite is left out. Models in half precision are refined in single precision and rounded afterwards.
+    """
+    if any(parameter.dtype in _HALVES for parameter in small.parameters()):
+        single, reference = (copy.deepcopy(model).float() for model in (small, original))
+        facts = refine_(single, reference, batches, settings, blocks=blocks, input=input, progress=progress)
+        small.load_state_dict(single.state_dict())
+        return facts
+    report = reporter(progress)
+    former = copy.deepcopy(small.state_dict())
+    start = time.perf_counter()
+    with borrowed(small), borrowed(original), kept_rng(), safe_backward(small):
+        # Kept, because data that is shuffled would give others the second time.
+        probe = list(_rounds(batches, min(_PROBE, settings.passes), input, device_of(small)))
+        loss_of = Likeness(small, original, blocks, probe, temperature=settings.temperature, features=settings.features)
+        losses = [loss_of.value(x) for x in probe]
+        judged = [x for x, loss in zip(probe, losses, strict=True) if math.isfinite(loss)]
+        before = _mean([loss for loss in losses if math.isfinite(loss)], judged)
+        frozen = not any(parameter.requires_grad for parameter in small.parameters())
+        parameters = [
+            parameter.requires_grad_() for parameter in small.parameters() if frozen or parameter.requires_grad
+        ]
+        optimizer = torch.optim.Adam(parameters, settings.learning_rate)
+        done = skipped = 0
+        for x in _rounds(batches, settings.passes, input, device_of(small)):
+            if settings.augment is not None:
+                x = settings.augment(x)
+            share = (done + len(x) / 2) / settings.passes
+            for group in optimizer.param_groups:
+                group["lr"] = settings.learning_rate * _schedule(share)
+            loss = loss_of(x)
+            optimizer.zero_grad()
+            loss.backward()
+            length = nn.utils.clip_grad_norm_(parameters, settings.clip)
+            if math.isfinite(loss.item()) and math.isfinite(length.item()):
+                optimizer.step()
+            else:
+                skipped += len(x)
+            done += len(x)
+            report(
+                RefinementProgress(
+                    done=done, total=settings.passes, loss=loss.item(), seconds=time.perf_counter() - start
+                )
+            )
+        optimizer.zero_grad()
+        after = _mean([loss_of.value(x) for x in judged], judged)
+    kept = after < before  # false for a loss that is no longer a number, too
+    if not kept:
+        small.load_state_dict(former)
+        logger.warning("refinement: the loss went from %.3g to %.3g, so the model is kept as it was", before, after)
+    if skipped:
+        logger.warning("refinement: %d of %d samples gave no finite loss or gradient", skipped, done)
+    facts = {key: value for key, value in asdict(settings).items() if key != "augment"}
+    return {
+        **facts,
+        "augmented": settings.augment is not None,
+        "loss_before": before if math.isfinite(before) else None,
+        "loss_after": after if math.isfinite(after) else None,
+        "kept": kept,
+        "skipped": skipped,
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def blocks_around(model: nn.Module, names: list[str]) -> list[str]:
+    """The modules that directly hold these layers, but for the model itself, in the order of the model.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()))
+    >>> blocks_around(model, ["0", "1.0"])
+    ['1']
+    """
+    parents = {name.rpartition(".")[0] for name in names} - {""}
+    return [name for name, _ in model.named_modules() if name in parents]
+
+
+def _schedule(share: float) -> float:
+    return min(1.0, share / 0.1) * (0.5 + 0.5 * math.cos(math.pi * share))
+
+
+def _rounds(batches: Any, passes: int, key: str | int | None, device: torch.device | None) -> Iterator[Tensor]:
+    """Inputs, round after round over the data, until there were ``passes`` samples."""
+    done = 0
+    while done < passes:
+        for batch in Batches(batches, input=key, max_samples=passes - done, name="data"):
+            x = batch.inputs
+            done += len(x)
+            yield x.to(device or x.device, torch.float32 if x.dtype in _HALVES else x.dtype)
+
+
+def _mean(losses: list[float], batches: list[Tensor]) -> float:
+    """Over samples; not a number where there are none."""
+    samples = sum(map(len, batches))
+    return sum(loss * len(x) for loss, x in zip(losses, batches, strict=True)) / samples if samples else math.nan

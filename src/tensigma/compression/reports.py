@@ -1,0 +1,206 @@
+"""What a compression did, layer by layer and in all: plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+from tensigma.errors import StoreError
+from tensigma.evaluation import Size
+from tensigma.text import count, share, table
+
+
+FORMAT = "tensigma-report"
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerReport:
+    """One layer: what it was, what it is, and how far its output is from what it was."""
+
+    name: str
+    #: "dense" or the method that replaced the layer.
+    method: str
+    ranks: tuple[int, ...] | None
+    norm: str | None
+    before: Size
+    after: Size
+    #: Relative error of the output, √(tr(ΔΣΔᵀ) ÷ tr(MΣMᵀ)), with Σ_c under the centred norm.
+    error: float | None = None
+    #: Relative error of the weights.
+    frobenius_error: float | None = None
+    converged: bool | None = None
+    seconds: float = 0.0
+    #: Whether the solution came from the cache.
+    cached: bool = False
+    #: Why the layer was left dense.
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageData:
+    """What only a report page needs beside the figures.
+
+    ``front`` holds all budgets of the plan, as :func:`~tensigma.planning.front_data` gives them, None where it knew
+    none; ``spectra`` how the error of each layer falls with its rank (:func:`~tensigma.planning.spectra_data`).
+    """
+
+    front: Mapping[str, Any] | None = None
+    spectra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Rows per layer, and totals of the whole model, untouched layers included.
+
+    ``str(report)`` is a table; :meth:`to_json` gives plain data from which :meth:`from_json` makes an equal report.
+
+    >>> import torch
+    >>> import tensigma as ts
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    >>> _, report = ts.compress(model, ts.plan(model, ranks=ts.Ranks({"0": 8}), norm="frobenius"))
+    >>> [layer.name for layer in report.compressed], report["0"].method, report["0"].ranks, report["2"].reason
+    (['0'], 'svd', (8,), 'no ranks are given for it')
+    >>> report.before.params, report.after.params, round(report.rate, 2)
+    (4810, 1738, 2.77)
+    """
+
+    layers: tuple[LayerReport, ...]
+    before: Size
+    after: Size
+    #: Wall time of the whole compression.
+    seconds: float
+    #: Version of the library.
+    library: str = ""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    #: What a page needs, or the function that computes it when a page or JSON is asked for.
+    page_data: PageData | Callable[[], PageData] = field(default_factory=PageData, repr=False, compare=False)
+
+    @cached_property
+    def page(self) -> PageData:
+        """What a page needs beside the figures, computed when it is first asked for."""
+        return self.page_data() if callable(self.page_data) else self.page_data
+
+    @property
+    def front(self) -> Mapping[str, Any] | None:
+        """All budgets of the plan; None where it knew none."""
+        return self.page.front
+
+    @property
+    def spectra(self) -> Mapping[str, Any]:
+        """Layer → how its error falls with its rank."""
+        return self.page.spectra
+
+    def with_notes(self, **notes: Any) -> Report:
+        """The same report with more notes, or others in the place of those of the same name."""
+        return replace(self, notes={**self.notes, **notes}, page_data=lambda: self.page)
+
+    @property
+    def rate(self) -> float:
+        """Compression rate: parameters of the whole model before ÷ after."""
+        return self.before.params / max(self.after.params, 1)
+
+    @property
+    def compressed(self) -> list[LayerReport]:
+        """The layers that were replaced."""
+        return [layer for layer in self.layers if layer.ranks is not None]
+
+    def __getitem__(self, name: str) -> LayerReport:
+        for layer in self.layers:
+            if layer.name == name:
+                return layer
+        raise KeyError(f"the report has no layer {name!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: dicts, lists, numbers, strings and None."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "page_data"}
+        plain["before"], plain["after"] = asdict(self.before), asdict(self.after)
+        rows = [asdict(layer) for layer in self.layers]
+        plain["layers"] = [{**row, "ranks": row["ranks"] and list(row["ranks"])} for row in rows]
+        page = {"front": self.front, "spectra": dict(self.spectra)}
+        return {"format": FORMAT, "version": VERSION, "rate": self.rate, **plain, **page, "notes": dict(self.notes)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Report:
+        """The report that :meth:`to_json` was asked for.
+
+        >>> size = Size(params=10, macs=None, bytes=40)
+        >>> report = Report(layers=(), before=size, after=size, seconds=1.0)
+        >>> Report.from_json(report.to_json()) == report
+        True
+        """
+        if data.get("format") != FORMAT:
+            raise StoreError("this is not a report written by Report.to_json")
+        if data.get("version") != VERSION:
+            raise StoreError(f"the report has version {data.get('version')}; this library reads version {VERSION}")
+        try:
+            known = {f.name: data[f.name] for f in fields(cls) if f.name != "page_data"}
+            known["before"], known["after"] = Size(**data["before"]), Size(**data["after"])
+            known["layers"] = tuple(_layer(layer) for layer in data["layers"])
+            # The first reports had neither.
+            page = PageData(front=data.get("front"), spectra=data.get("spectra", {}))
+            return cls(**known, page_data=page)
+        except (KeyError, TypeError) as error:
+            raise StoreError(f"the report is damaged: {error}") from None
+
+    def __str__(self) -> str:
+        rows = []
+        for layer in self.layers:
+            changed = layer.ranks is not None
+            rows.append(
+                [
+                    layer.name,
+                    " ".join([layer.method, *map(str, layer.ranks or ())]),
+                    *_pair(layer.before.params, layer.after.params, changed),
+                    *_pair(layer.before.macs, layer.after.macs, changed),
+                    *_pair(layer.before.bytes, layer.after.bytes, changed),
+                    share(layer.error),
+                    share(layer.frobenius_error),
+                    "cached" if layer.cached else f"{layer.seconds:.2f}" if changed else "",
+                    layer.reason or "",
+                ]
+            )
+        rows.append(
+            [
+                "whole model",
+                "",
+                *_pair(self.before.params, self.after.params, True),
+                *_pair(self.before.macs, self.after.macs, True),
+                *_pair(self.before.bytes, self.after.bytes, True),
+                "",
+                "",
+                f"{self.seconds:.2f}",
+                "",
+            ]
+        )
+        header = [
+            "layer",
+            "format",
+            "params",
+            "",
+            "MACs",
+            "",
+            "bytes",
+            "",
+            "error",
+            "of weights",
+            "seconds",
+            "why dense",
+        ]
+        return table(header, rows, left=(0, 1, 3, 5, 7, 11)) + f"\nrate {self.rate:.2f}"
+
+
+def _pair(before: int | None, after: int | None, changed: bool) -> list[str]:
+    return [count(before), f"→ {count(after)}" if changed and before is not None else ""]
+
+
+def _layer(data: Mapping[str, Any]) -> LayerReport:
+    fields_of_layer = {
+        **data,
+        "ranks": None if data["ranks"] is None else tuple(data["ranks"]),
+        "before": Size(**data["before"]),
+        "after": Size(**data["after"]),
+    }
+    return LayerReport(**fields_of_layer)

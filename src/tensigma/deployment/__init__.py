@@ -1,0 +1,1 @@
+"""Compressed models outside this process: archives, exported files, fewer bits, other runtimes."""

@@ -1,0 +1,263 @@
+"""A model as one file that runs without Tensigma, written only if it computes what the model computes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tensigma.deployment.onnx_model import OnnxModel, onnx_module
+from tensigma.deployment.onnx_names import rename_outputs, usual_names
+from tensigma.deployment.parity import parity, sizes_to_check
+from tensigma.errors import ExportError, InputError, TensigmaError
+from tensigma.evaluation import count_bytes
+from tensigma.files import whole_file
+from tensigma.running import borrowed, device_of, input_of, leaves
+
+
+ExportFormat = Literal["onnx", "torch-export"]
+FORMATS: tuple[ExportFormat, ...] = ("onnx", "torch-export")
+#: What a file name should end with.
+SUFFIXES: Mapping[str, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
+#: Convolutions summed in another order differ by about 1e-6 of the largest output in single precision.
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+_OPSET = 20
+_MOST = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """A file, and how far what it computes is from the model.
+
+    >>> exported = Exported(
+    ...     path=Path("small.onnx"),
+    ...     format="onnx",
+    ...     bytes=5000,
+    ...     opset=20,
+    ...     dynamic_batch=True,
+    ...     batches=(1, 3),
+    ...     max_difference=2e-6,
+    ...     largest_output=4.0,
+    ...     tolerance=1e-4,
+    ... )
+    >>> exported.max_difference <= exported.tolerance * exported.largest_output, exported.to_json()["path"]
+    (True, 'small.onnx')
+    """
+
+    path: Path
+    format: ExportFormat
+    bytes: int
+    opset: int | None
+    #: Whether the file takes batches of any size; otherwise they must be as large as the example.
+    dynamic_batch: bool
+    #: The sizes of batch on which file and model were compared; empty without a check.
+    batches: tuple[int, ...]
+    #: The largest |output of the file − output of the model| there, and the largest |output of the model|; of several
+    #: outputs, for the one where the former is the largest share of the latter.
+    max_difference: float | None
+    largest_output: float | None
+    #: The share of ``largest_output`` that ``max_difference`` may reach.
+    tolerance: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "path": str(self.path), "batches": list(self.batches)}
+
+
+def export(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    example: Any,
+    *,
+    format: ExportFormat = "onnx",
+    dynamic_batch: bool = True,
+    tolerance: float | None = None,
+    opset: int | None = None,
+    check: bool = True,
+) -> Exported:
+    """Write ``model`` to the file ``path`` and compare what it computes there with what it computes here.
+
+    The file needs nothing of Tensigma. One that is there already is replaced in one step, and only by one that passes.
+
+    Args:
+        model: Any model with one input, compressed or not. It comes back as it was.
+        path: The file; ``.onnx`` and ``.pt2`` are usual.
+        example: A batch of inputs; with a tuple, its first item counts.
+        format: ``"onnx"``, for ONNX Runtime and its like, or ``"torch-export"``, for :func:`torch.export.load`.
+        dynamic_batch: Let the file take batches of any size, which is then tried out with sizes other than that of
+            ``example``.
+        tolerance: The difference that may be, as a share of the largest value of each output; by default it
+            depends on the precision of the model, 1e-4 for float32, and is up to ten times larger where the model
+            itself rounds that badly.
+        opset: The version of ONNX operators; 20 by default.
+        check: Compare. Without it the file is written as it comes.
+
+    >>> import tempfile
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     exported = export(model, f"{place}/small.onnx", torch.randn(2, 3, 8, 8))
+    >>> exported.batches, exported.max_difference < 1e-4 * exported.largest_output
+    ((1, 3, 5), True)
+    """
+    target = Path(path)
+    if format not in FORMATS:
+        raise InputError(f"format={format!r} came; choose one of {', '.join(FORMATS)}")
+    if opset is not None and format != "onnx":
+        raise InputError(f"opset={opset} came, but only format='onnx' has operators of a version")
+    if tolerance is not None and not 0 < tolerance < 1:
+        raise InputError(f"tolerance={tolerance} came; give a share of the largest output, such as 1e-4")
+    inputs = input_of(example, None, 0)
+    if not len(inputs):
+        raise InputError(f"the example has shape {tuple(inputs.shape)} and no sample in it; give one at least")
+    if format == "onnx" and count_bytes(model) > _MOST:
+        raise ExportError(
+            f"the weights take {count_bytes(model):,} bytes and one ONNX file holds 2 GB; use format='torch-export'"
+        )
+    if format == "onnx" and _precision(model) not in (torch.float32, torch.float16):
+        name = str(_precision(model)).removeprefix("torch.")
+        raise InputError(f"the model is in {name}, which ONNX Runtime does not run on CPUs; convert it with .float()")
+    if format == "onnx":
+        for name in ("onnx", "onnxscript", *(["onnxruntime"] if check else [])):
+            onnx_module(name)
+    write = _write_onnx if format == "onnx" else _write_program
+    home = device_of(model)
+    elsewhere = None if home is None or home.type == "cpu" else "cpu"
+    share = tolerance or TOLERANCES.get(_precision(model), 1e-4)
+    with borrowed(model, elsewhere), torch.no_grad():
+        x = inputs.detach().cpu()
+        # A size of 1 would be taken for a constant.
+        sample = x[[0, 0]] if dynamic_batch and len(x) == 1 else x
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(target) as partial:
+            try:
+                with _quiet():
+                    write(model, sample, partial, dynamic_batch, opset or _OPSET)
+            except TensigmaError:
+                raise
+            except Exception as error:
+                raise ExportError(
+                    f"the model cannot be written as {format}: {_reason(error, dynamic_batch)}"
+                ) from error
+            tried = sizes_to_check(len(x), dynamic_batch) if check else ()
+            difference = largest = None
+            if check:
+                written = read_exported(partial, format)
+                most = share if tolerance else 10 * share
+                difference, largest = parity(model, written, x, tried, share, most)
+            n_bytes = partial.stat().st_size
+    return Exported(
+        path=target,
+        format=format,
+        bytes=n_bytes,
+        opset=(opset or _OPSET) if format == "onnx" else None,
+        dynamic_batch=dynamic_batch,
+        batches=tried,
+        max_difference=difference,
+        largest_output=largest,
+        tolerance=share,
+    )
+
+
+def _write_onnx(model: nn.Module, x: Tensor, file: Path, dynamic_batch: bool, opset: int) -> None:
+    onnx = onnx_module("onnx")
+    onnx_module("onnxscript")
+    answer = model(x)
+    names = list(leaves(answer))
+    program = torch.onnx.export(
+        model,
+        (x,),
+        dynamo=True,
+        verbose=False,
+        opset_version=opset,
+        input_names=["input"],
+        output_names=usual_names(len(names)),
+        dynamic_shapes=({0: torch.export.Dim("batch")},) if dynamic_batch else None,
+    )
+    assert program is not None
+    proto = program.model_proto
+    clean(proto)
+    if isinstance(answer, Mapping):
+        rename_outputs(proto.graph, names)
+    onnx.save_model(proto, file)
+
+
+def clean(proto: Any) -> None:
+    """Remove what tools leave in a file: names of Python files and lines of code, versions of operators not used."""
+    graph = proto.graph
+    for item in (proto, graph, *graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
+        item.doc_string = ""
+        del item.metadata_props[:]
+    used = {"", *(node.domain for node in graph.node), *(function.domain for function in proto.functions)}
+    versions = [opset for opset in proto.opset_import if opset.domain in used]
+    del proto.opset_import[:]
+    proto.opset_import.extend(versions)
+
+
+def _write_program(model: nn.Module, x: Tensor, file: Path, dynamic_batch: bool, opset: int) -> None:
+    shapes = ({0: torch.export.Dim("batch")},) if dynamic_batch else None
+    program = torch.export.export(model, (x,), dynamic_shapes=shapes)
+    with file.open("wb") as stream:  # a name would have to end with .pt2
+        torch.export.save(program, stream)
+
+
+def read_exported(file: Path, format: ExportFormat) -> nn.Module:
+    """What :func:`export` wrote, as a module that can be called."""
+    if format == "onnx":
+        return OnnxModel(file)
+    with _quiet(), file.open("rb") as stream:
+        program = torch.export.load(stream).module()
+    # A program knows one mode and refuses to be switched; as a function it does not have any.
+    return _Program(program)
+
+
+class _Program(nn.Module):
+    def __init__(self, call: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self._call = [call]
+
+    def forward(self, x: Tensor) -> Any:
+        return self._call[0](x)
+
+
+def _precision(model: nn.Module) -> torch.dtype:
+    for tensor in model.parameters():
+        if tensor.is_floating_point():
+            return tensor.dtype
+    return torch.float32
+
+
+def _reason(error: Exception, dynamic_batch: bool) -> str:
+    """The innermost cause in one line: exporters wrap it in pages of advice."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    text = f"{type(cause).__name__}: {lines[0] if lines else 'no reason given'}"
+    if dynamic_batch:
+        text += "; dynamic_batch=False may help where the model depends on the size of the batch"
+    return text
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporters print and log, and without one warning that they cause inside PyTorch itself."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

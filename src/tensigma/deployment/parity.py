@@ -1,0 +1,113 @@
+"""Whether what was written computes what the model computes."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tensigma.errors import ExportError
+from tensigma.running import leaves
+
+
+_SIZES = (1, 3, 5)
+#: Two ways of summing are apart by more than each is from the truth.
+_SLACK = 4
+
+
+def sizes_to_check(size: int, dynamic_batch: bool) -> tuple[int, ...]:
+    """Sizes of batch other than that of the example, or that one where there is no other.
+
+    >>> sizes_to_check(8, True), sizes_to_check(3, True), sizes_to_check(8, False)
+    ((1, 3, 5), (1, 5), (8,))
+    """
+    return tuple(other for other in _SIZES if other != size) if dynamic_batch else (size,)
+
+
+def parity(
+    model: nn.Module,
+    written: Callable[[Tensor], Any],
+    x: Tensor,
+    sizes: tuple[int, ...],
+    tolerance: float,
+    most: float | None = None,
+) -> tuple[float, float]:
+    """The largest difference and the largest value of an output on batches like ``x``; an error where it differs much.
+
+    ``tolerance`` and ``most`` are shares of the largest value. Of several outputs each is held against its own, and
+    the one that differs most is told of. Large terms that cancel make a model round worse than others; where it is
+    itself that far from what it gives in double precision, up to ``most`` is allowed.
+
+    >>> parity(nn.Identity(), lambda x: x, torch.ones(2, 3), (1, 3), 1e-4)
+    (0.0, 1.0)
+    """
+    differences: list[float] = []
+    largest: list[float] = []
+    for size in sizes:
+        inputs = _varied(x, size)
+        try:
+            answer = model(inputs)
+        except RuntimeError as error:
+            raise ExportError(
+                f"the model itself rejects a batch of {size} ({error}); pass dynamic_batch=False if it takes one size"
+            ) from error
+        expected, outputs = list(leaves(answer).values()), list(leaves(written(inputs)).values())
+        wanted, shapes = ([tuple(tensor.shape) for tensor in side] for side in (expected, outputs))
+        if wanted != shapes:
+            raise ExportError(
+                f"for a batch of {size} the file gives outputs of shape {shapes}, the model {wanted}; it was not kept"
+            )
+        pairs = zip(expected, outputs, strict=True)
+        gaps = [_most(output.double() - target.detach().double()) for target, output in pairs]
+        reached = [_most(target.detach().double()) for target in expected]
+        differences = [_larger(*pair) for pair in zip(gaps, differences or gaps, strict=True)]
+        largest = [_larger(*pair) for pair in zip(reached, largest or reached, strict=True)]
+        for index, (difference, scale) in enumerate(zip(differences, largest, strict=True)):
+            if difference <= tolerance * scale:
+                continue
+            if difference <= min(_SLACK * _rounding(model, inputs, expected)[index], (most or 0.0) * scale):
+                continue
+            which = f" in output {list(leaves(answer))[index]!r}" if len(expected) > 1 else ""
+            raise ExportError(
+                f"the file differs from the model by up to {difference:.2e}{which}, where values reach {scale:.2e} and"
+                f" the tolerance is {tolerance:.0e} of that; it was not kept. Pass a larger tolerance if that is"
+                " acceptable"
+            )
+    return max(
+        zip(differences, largest, strict=True), key=lambda pair: pair[0] / (pair[1] or 1.0), default=(0.0, 0.0)
+    )
+
+
+def _most(values: Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0
+
+
+def _larger(one: float, other: float) -> float:
+    """The larger of the two; not a number where one of them is none."""
+    return one if math.isnan(one) else max(other, one)
+
+
+def _rounding(model: nn.Module, inputs: Tensor, outputs: list[Tensor]) -> list[float]:
+    """How far each output is from that in double precision; 0 where that cannot be had."""
+    nothing = [0.0] * len(outputs)
+    if not inputs.is_floating_point():
+        return nothing
+    try:
+        exact = leaves(copy.deepcopy(model).double()(inputs.double())).values()
+        return [_most(output.double() - truth) for output, truth in zip(outputs, exact, strict=True)]
+    except (RuntimeError, ValueError):
+        return nothing
+
+
+def _varied(x: Tensor, size: int) -> Tensor:
+    """So many inputs like those of ``x``, no two the same, so that samples which are mixed up show."""
+    chosen = x[torch.arange(size) % len(x)]
+    if not chosen.is_floating_point():
+        return chosen
+    generator = torch.Generator().manual_seed(size)
+    noise = torch.randn(chosen.shape, generator=generator).to(chosen)
+    return chosen + 0.1 * chosen.std(correction=0) * noise

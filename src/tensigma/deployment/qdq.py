@@ -1,0 +1,128 @@
+"""ONNX files with fewer bits: quantised by ONNX Runtime's own tools, or with weights stored in half precision."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from tensigma.deployment.export import clean
+from tensigma.deployment.onnx_model import OnnxModel, onnx_module
+from tensigma.errors import ExportError, InputError
+
+
+#: Instructions that add up products of 8-bit numbers in 32 bits. Without them sums overflow 16 bits.
+_VNNI = {"avx512_vnni", "avx_vnni"}
+_LARGEST_HALF = float(np.finfo(np.float16).max)
+
+
+def needs_reduced_range(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str | None = None) -> bool:
+    """Whether this CPU needs weights of seven bits: an x86 one that lacks VNNI, or does not tell.
+
+    >>> needs_reduced_range(machine="aarch64"), needs_reduced_range(Path("/nowhere"), machine="x86_64")
+    (False, True)
+    """
+    if (machine or platform.machine()).lower() not in ("x86_64", "amd64", "i386", "i686"):
+        return False
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return True
+    flags = {flag for line in lines if line.startswith("flags") for flag in line.partition(":")[2].split()}
+    return not flags & _VNNI
+
+
+def write_qdq(source: Path, target: Path, inputs: Sequence[Tensor], *, reduce_range: bool) -> None:
+    """Quantise the ONNX file ``source``: activations in uint8 by their range on ``inputs``, weights in int8 by channel.
+
+    Operators are fused and shapes inferred first, in a file beside ``target``.
+    """
+    quantization = onnx_module("onnxruntime.quantization")
+    preparing = onnx_module("onnxruntime.quantization.shape_inference")
+    onnx = onnx_module("onnx")
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            self._left = iter(inputs)
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            x = next(self._left, None)
+            return None if x is None else {"input": x.float().contiguous().numpy()}
+
+    prepared = target.with_name("prepared.onnx")
+    try:
+        with _quiet():
+            # Symbolic inference is for transformers; plain inference knows every operator of a CNN.
+            preparing.quant_pre_process(source, prepared, skip_symbolic_shape=True)
+            quantization.quantize_static(
+                prepared,
+                target,
+                Reader(),
+                quant_format=quantization.QuantFormat.QDQ,
+                per_channel=True,
+                reduce_range=reduce_range,
+                activation_type=quantization.QuantType.QUInt8,
+                weight_type=quantization.QuantType.QInt8,
+            )
+    except Exception as error:
+        raise ExportError(f"ONNX Runtime cannot quantise this model: {type(error).__name__}: {error}") from error
+    finally:
+        prepared.unlink(missing_ok=True)
+    proto = onnx.load(target)
+    clean(proto)
+    onnx.save_model(proto, target)
+
+
+def with_half_weights(source: Path, target: Path) -> None:
+    """Write the ONNX file ``source`` with weights in half precision, made single again when the file is opened.
+
+    ONNX Runtime computes in single precision then, as fast as before: CPUs gain nothing from half precision but the
+    size of the file. Vectors (biases, statistics) are kept as they are; they take next to nothing.
+    """
+    onnx = onnx_module("onnx")
+    proto = onnx.load(source)
+    casts = []
+    for tensor in proto.graph.initializer:
+        if tensor.data_type != onnx.TensorProto.FLOAT or len(tensor.dims) < 2:
+            continue
+        values = onnx.numpy_helper.to_array(tensor)
+        if values.size and np.abs(values).max() > _LARGEST_HALF:
+            raise InputError(
+                f"{tensor.name} reaches {np.abs(values).max():.3g}; half precision ends at {_LARGEST_HALF:g}"
+            )
+        name, stored = tensor.name, f"{tensor.name}.half"
+        tensor.CopyFrom(onnx.numpy_helper.from_array(values.astype(np.float16), stored))
+        casts.append(onnx.helper.make_node("Cast", [stored], [name], name=f"{name}.single", to=onnx.TensorProto.FLOAT))
+    operators = list(proto.graph.node)
+    del proto.graph.node[:]
+    proto.graph.node.extend([*casts, *operators])
+    # Values that are computed now are not declared among those that are given.
+    onnx.save_model(proto, target)
+    OnnxModel(target)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the tools print, log through the root logger, or warn of in their own code."""
+    root = logging.getLogger()
+
+    def foreign(record: logging.LogRecord) -> bool:
+        return "onnxruntime" not in record.pathname
+
+    # Logging through a root logger without a handler would give it one that stays.
+    silent = logging.NullHandler()
+    root.addFilter(foreign)
+    root.addHandler(silent)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            yield
+    finally:
+        root.removeFilter(foreign)
+        root.removeHandler(silent)

@@ -1,0 +1,223 @@
+"""Fewer bits for the weights (FP16) or for weights and activations (INT8), calibrated on unlabelled images."""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tensigma.deployment.archive import save
+from tensigma.deployment.equalise import equalise as equalised
+from tensigma.deployment.export import export
+from tensigma.deployment.onnx_model import OnnxModel, file_size, onnx_module
+from tensigma.deployment.qdq import needs_reduced_range, with_half_weights, write_qdq
+from tensigma.errors import InputError
+from tensigma.evaluation import Evaluation, compare, size_of
+from tensigma.files import whole_file
+from tensigma.running import Batch, Batches, Wanted, borrowed, leaves, run
+
+
+Precision = Literal["int8", "fp16"]
+PRECISIONS: tuple[Precision, ...] = ("int8", "fp16")
+_LARGEST_HALF = 65504.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized:
+    """A model in fewer bits, beside what it was. Times are those of ONNX Runtime where the file is an ONNX file.
+
+    >>> import tempfile
+    >>> import torch
+    >>> import tensigma as ts
+    >>> model, batches = torch.nn.Linear(4, 3), [torch.randn(8, 4, generator=torch.Generator().manual_seed(0))]
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     half = ts.quantize(model, f"{place}/half", batches, precision="fp16", latency=False)
+    >>> half.form, half.samples, half.before.size.bytes, half.after.size.bytes, half.error < 1e-3
+    ('archive', 0, 60, 30, True)
+    """
+
+    path: Path
+    precision: str
+    #: "onnx", or "archive" for a folder that :func:`tensigma.load` reads.
+    form: str
+    bytes: int
+    #: Samples that ranges were measured on; 0 for fp16, which needs none.
+    samples: int
+    #: Whether channels between factors were made equally large first, and whether weights take seven bits.
+    equalised: bool
+    reduce_range: bool
+    #: Relative error of the output on the calibration samples, √(Σ|Δy|² ÷ Σ|y|²); of several outputs, that of
+    #: the worst.
+    error: float
+    #: The model as it came, in single precision, and as it is now.
+    before: Evaluation
+    after: Evaluation
+    #: The model before compression, where it was given.
+    original: Evaluation | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "path": str(self.path)}
+
+
+def quantize(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    batches: Any,
+    *,
+    precision: Precision = "int8",
+    data: Any = None,
+    original: nn.Module | None = None,
+    equalise: bool = True,
+    reduce_range: bool | None = None,
+    max_samples: int = 256,
+    latency: bool = True,
+    latency_batch: int = 1,
+    rounds: int = 20,
+    input: str | int | None = None,
+    force: bool = False,
+    progress: Wanted = False,
+) -> Quantized:
+    """Write ``model`` to ``path`` in fewer bits, and measure what that costs and gains.
+
+    Args:
+        model: A classifier, compressed or not. It comes back as it was.
+        path: ``int8`` gives an ONNX file. ``fp16`` gives one where the name ends with ``.onnx``, otherwise a folder for
+            :func:`tensigma.load`.
+        batches: Inputs as :func:`tensigma.calibrate` takes them. Labels play no part in quantization.
+        precision: ``"int8"``, weights and activations in eight bits, or ``"fp16"``, weights stored in sixteen and
+            computed with in thirty-two.
+        data: Batches to measure accuracy and agreement on; those of ``batches`` that were used, where not given.
+        original: The model before compression: agreement is with it then, and with ``model`` otherwise.
+        equalise: Make channels between factors equally large before INT8, which changes nothing else.
+        reduce_range: Seven bits for weights, so that CPUs without VNNI instructions do not overflow; by default, where
+            this one lacks them.
+        max_samples: Inputs to measure ranges on.
+        latency: Measure time too, on one thread and in turns, ``rounds`` passes over ``latency_batch`` inputs.
+        force: Replace an archive that is there. Files are replaced in one step.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     small = quantize(model, f"{place}/small.onnx", [torch.randn(16, 3, 8, 8)], rounds=2)
+    >>> small.after.size.bytes < small.before.size.bytes, small.after.agreement > 0.5, small.error < 0.1
+    (True, True, True)
+    """
+    if precision not in PRECISIONS:
+        raise InputError(f"precision={precision!r} came; choose one of {', '.join(PRECISIONS)}")
+    if max_samples < 1:
+        raise InputError(f"max_samples={max_samples} came; ranges need one sample at least")
+    target = Path(path)
+    form = "archive" if precision == "fp16" and target.suffix != ".onnx" else "onnx"
+    if form == "onnx":
+        for name in ("onnx", "onnxscript", "onnxruntime"):
+            onnx_module(name)
+    samples = _gathered(batches, input, max_samples)
+    inputs = [x for x, _ in samples]
+    reduced = precision == "int8" and (needs_reduced_range() if reduce_range is None else reduce_range)
+    equal = precision == "int8" and equalise
+    judged = data if data is not None else [x if labels is None else (x, labels) for x, labels in samples]
+    with tempfile.TemporaryDirectory(prefix="tensigma-") as scratch:
+        place = Path(scratch)
+        models: dict[str, nn.Module] = {}
+        sizes = {"before": size_of(model, inputs[0][:1])}
+        if form == "archive":
+            half = _halved(model)
+            models = {"before": model, "after": copy.deepcopy(half).float()}
+            sizes["after"] = size_of(half)
+        else:
+            single = _single(model)
+            written, final = place / "single.onnx", place / "final.onnx"
+            # Equal channels change nothing in single precision, so that one file serves for before as well.
+            export(equalised(single, inputs, max_samples=None) if equal else single, written, inputs[0])
+            if precision == "fp16":
+                with_half_weights(written, final)
+            else:
+                write_qdq(written, final, inputs, reduce_range=reduced)
+            models = {"before": OnnxModel(written), "after": OnnxModel(final)}
+            sizes = {"before": file_size(sizes["before"], written), "after": file_size(sizes["before"], final)}
+        if original is not None:
+            sizes["original"] = size_of(original, inputs[0][:1])
+            models["original"] = original
+            if form == "onnx":
+                export(_single(original), place / "original.onnx", inputs[0])
+                models["original"] = OnnxModel(place / "original.onnx")
+                sizes["original"] = file_size(sizes["original"], place / "original.onnx")
+        figures = compare(
+            models,
+            judged,
+            reference="before" if original is None else "original",
+            sizes=sizes,
+            latency=latency and form == "onnx",
+            latency_batch=latency_batch,
+            rounds=rounds,
+            input=input if data is not None else None,
+            progress=progress,
+        )
+        error = _error(models["before"], models["after"], inputs)
+        if form == "archive":
+            save(half, target, force=force)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(target) as partial:
+                partial.write_bytes(final.read_bytes())
+    return Quantized(
+        path=target,
+        precision=precision,
+        form=form,
+        bytes=figures["after"].size.bytes,
+        samples=sum(map(len, inputs)) if precision == "int8" else 0,
+        equalised=equal,
+        reduce_range=reduced,
+        error=error,
+        before=figures["before"],
+        after=figures["after"],
+        original=figures.get("original"),
+    )
+
+
+def _gathered(batches: Any, input: str | int | None, most: int) -> list[tuple[Tensor, Tensor | None]]:
+    """The first samples, kept: they are needed more than once, and not every iterable can be read twice."""
+    samples = []
+    for batch in Batches(batches, input=input, max_samples=most):
+        labels = batch.labels
+        samples.append((batch.inputs.detach().cpu(), None if labels is None else labels.cpu()))
+    return samples
+
+
+def _single(model: nn.Module) -> nn.Module:
+    """The model in single precision on the CPU; a copy only where it is not."""
+    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+    if all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors):
+        return model
+    return copy.deepcopy(model).cpu().float()
+
+
+def _halved(model: nn.Module) -> nn.Module:
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and tensor.numel() and float(tensor.abs().max()) > _LARGEST_HALF:
+            raise InputError(
+                f"{name} reaches {float(tensor.abs().max()):.3g}; half precision ends at {_LARGEST_HALF:g}"
+            )
+    return copy.deepcopy(model).half()
+
+
+@torch.inference_mode()
+def _error(before: nn.Module, after: nn.Module, inputs: list[Tensor]) -> float:
+    """Of the worst output, where there are several."""
+    wrong: dict[int, float] = defaultdict(float)
+    whole: dict[int, float] = defaultdict(float)
+    with borrowed(before), borrowed(after):
+        for number, x in enumerate(inputs):
+            outputs = (leaves(run(model, Batch(number, x, None))).values() for model in (before, after))
+            for index, pair in enumerate(zip(*outputs, strict=True)):
+                one, other = (tensor.double().cpu() for tensor in pair)
+                wrong[index] += float((one - other).square().sum())
+                whole[index] += float(one.square().sum())
+    return max(((wrong[index] / whole[index]) ** 0.5 for index in whole if whole[index]), default=0.0)

@@ -1,0 +1,1 @@
+"""One model or several over data: figures, certificate, size and latency."""

@@ -1,0 +1,65 @@
+"""How long a model takes, on one thread, beside another."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tensigma.running import borrowed, device_of, threads
+
+
+_WARM_UP = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Seconds for one batch. The minimum is what the machine can do; the spread is what its other work adds."""
+
+    batch: int
+    rounds: int
+    minimum: float
+    median: float
+    #: (90th percentile − minimum) ÷ minimum: how much to trust a single run.
+    spread: float
+
+
+def measure_latency(models: Sequence[nn.Module], inputs: Tensor, *, rounds: int = 20) -> list[Timing]:
+    """Forward passes of all models, taken in turn so that whatever else the machine does meets all alike.
+
+    >>> one, other = measure_latency([nn.Linear(8, 8), nn.Identity()], torch.ones(4, 8), rounds=5)
+    >>> one.batch, one.rounds, 0 < one.minimum <= one.median
+    (4, 5, True)
+    """
+    times: list[list[float]] = [[] for _ in models]
+    with ExitStack() as stack, torch.inference_mode(), threads(1):
+        for model in models:
+            stack.enter_context(borrowed(model))
+        placed = [inputs.to(device_of(model) or inputs.device) for model in models]
+        for turn in range(_WARM_UP + rounds):
+            for model, x, seconds in zip(models, placed, times, strict=True):
+                start = time.perf_counter()
+                model(x)
+                if x.is_cuda:
+                    torch.cuda.synchronize(x.device)
+                if turn >= _WARM_UP:
+                    seconds.append(time.perf_counter() - start)
+    return [_summary(seconds, len(inputs)) for seconds in times]
+
+
+def _summary(times: list[float], batch: int) -> Timing:
+    ordered = sorted(times)
+    high = ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
+    minimum = ordered[0]
+    return Timing(
+        batch=batch,
+        rounds=len(ordered),
+        minimum=minimum,
+        median=statistics.median(ordered),
+        spread=(high - minimum) / minimum if minimum > 0 else 0.0,
+    )

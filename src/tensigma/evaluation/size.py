@@ -1,0 +1,72 @@
+"""What a model costs: parameters, multiply-adds, bytes."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tensigma.layers import TARGETS
+from tensigma.running import Batch, borrowed, run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """What something costs: parameters, multiply-adds for one sample (None: not known) and bytes in memory."""
+
+    params: int
+    macs: int | None
+    bytes: int
+
+
+
+def count_params(model: nn.Module) -> int:
+    """Parameters, tied ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_bytes(model: nn.Module) -> int:
+    """Bytes of parameters and buffers, tied ones once: what a file of them takes, but for its small header.
+
+    >>> count_bytes(nn.Linear(10, 5).half())
+    110
+    """
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
+
+
+def count_macs(model: nn.Module, sample: Tensor) -> int:
+    """Multiply-adds of all convolutions and Linear layers, as often as they are called, for one ``sample`` (1, …).
+
+    >>> count_macs(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Flatten(), nn.Linear(8, 2)), torch.ones(1, 3, 1, 1))
+    232
+    """
+    total = 0
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        nonlocal total
+        if not isinstance(output, Tensor):
+            return
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        # Each output channel of a convolution meets weight.shape[1:]; each input channel, where it is transposed.
+        transposed = bool(getattr(module, "transposed", False))
+        ends = (args[0] if args else kwargs["input"]) if transposed else output
+        total += ends.numel() * math.prod(weight.shape[1:])
+
+    with ExitStack() as stack, torch.no_grad():
+        stack.enter_context(borrowed(model))
+        for module in model.modules():
+            if isinstance(module, TARGETS):
+                stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+        run(model, Batch(0, sample, None))
+    return total
+
+
+def size_of(model: nn.Module, sample: Tensor | None = None) -> Size:
+    """All of it together; MACs only where there is a sample to run."""
+    macs = None if sample is None else count_macs(model, sample)
+    return Size(params=count_params(model), macs=macs, bytes=count_bytes(model))

@@ -1,0 +1,1 @@
+"""Training a compressed model, with labels or by the original's answers."""

@@ -1,0 +1,224 @@
+"""Fine-tuning: a few epochs that win back accuracy, by labels or by the answers of the original."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import time
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from torch import nn
+
+from tensigma.errors import InputError
+from tensigma.finetuning.history import Epoch, FineTuning, FineTuningProgress, RateHistory
+from tensigma.finetuning.sweep import Sweep
+from tensigma.finetuning.tuner import OPTIMIZERS, Labels, Objective, Settings, Teacher, Tuner, fill_, judge
+from tensigma.finetuning.unfinished import Unfinished
+from tensigma.running import (
+    Listener,
+    Pair,
+    Pairs,
+    Wanted,
+    borrowed,
+    count_batches,
+    hold_out,
+    kept_rng,
+    reporter,
+    weights_digest,
+)
+
+
+
+def finetune(
+    model: nn.Module,
+    batches: Any,
+    *,
+    validation: Any = None,
+    epochs: int = 30,
+    learning_rates: float | Sequence[float] = (1e-3, 1e-4, 1e-5),
+    optimizer: str = "adam",
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    teacher: nn.Module | None = None,
+    temperature: float = 4.0,
+    patience: int | None = None,
+    eliminate: bool = False,
+    validation_share: float = 0.1,
+    freeze_bn: bool = False,
+    mix: int = 1,
+    input: str | int | None = None,
+    seed: int = 0,
+    checkpoint: str | os.PathLike[str] | None = None,
+    progress: Wanted = False,
+) -> tuple[nn.Module, FineTuning]:
+    """Train a copy of ``model`` at several learning rates, and return the best epoch of all, with the whole history.
+
+    Epochs are compared on validation samples that no rate trains on: by the share of labels hit, or with a ``teacher``
+    by the share of equal answers; by the loss where that is equal. Where no epoch is better than the model as it came,
+    that is what comes back. ``model`` stays as it is.
+
+    Args:
+        model: A classifier that returns scores (batch, classes), compressed or not, on the device to train on. Only
+            parameters that require gradients are trained.
+        batches: As :func:`tensigma.calibrate` takes them, but such that they can be gone through again and again, and
+            with labels unless there is a ``teacher``. A loader that shuffles does so anew in every epoch.
+        validation: Batches to compare epochs on. Without it, ``validation_share`` of the samples is held out.
+        epochs: How many at most, for each rate.
+        learning_rates: One or several; all start from ``model`` and see the samples in the same order.
+        optimizer: ``"adam"`` or ``"sgd"``, the latter with ``momentum``; both with ``weight_decay``.
+        teacher: The original model. Its answers, softened by ``temperature``, take the place of labels.
+        patience: Give a rate up after this many epochs without a new best.
+        eliminate: After each epoch give up the worst rate, until one is left.
+        freeze_bn: Keep the running mean and variance of BatchNorm layers, and normalise by them. By default training
+            normalises by each batch and moves them, which suits batches of 16 samples or more.
+        mix: Put the samples of so many batches in a row in random order, anew in every epoch, for sources that always
+            come in the same order; 1 takes batches as they come.
+        input: The entry or position of the model's input in a batch.
+        seed: Of the split, the order and everything else that is random. On a CPU the same seed gives the same bits.
+        checkpoint: A folder that keeps the state after each epoch. A run that was killed goes on with the epoch it was
+            in when it is started again with the same arguments, and ends with the same result.
+        progress: True for lines in the log, or a function called with a
+            :class:`~tensigma.finetuning.FineTuningProgress` after each batch.
+
+    >>> import torch
+    >>> x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    >>> batches = [(part, part[:, :3].argmax(1)) for part in x.split(16)]
+    >>> tuned, history = finetune(nn.Linear(8, 3), batches, epochs=8, learning_rates=(0.1, 1e-6))
+    >>> history.learning_rate, history.best.score > history.start.score
+    (0.1, True)
+    """
+    begin = time.perf_counter()
+    rates = _rates(learning_rates)
+    _check(epochs=epochs, optimizer=optimizer, temperature=temperature, patience=patience, mix=mix)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("no parameter of the model requires gradients; call model.requires_grad_(True) first")
+    sweep = Sweep(n_rates=len(rates), epochs=epochs, patience=patience, eliminate=eliminate)
+    settings = Settings(
+        optimizer=optimizer, momentum=momentum, weight_decay=weight_decay, freeze_bn=freeze_bn, mix=mix, seed=seed
+    )
+    objective: Objective = Labels() if teacher is None else Teacher(teacher, temperature)
+    training: Iterable[Pair]
+    judged: Iterable[Pair]
+    if validation is None:
+        training, judged = hold_out(batches, input, share=validation_share, seed=seed)
+    else:
+        training, judged = Pairs(batches, input), Pairs(validation, input, "validation")
+    with kept_rng(), borrowed(teacher if teacher is not None else nn.Identity()):
+        loss, score, n_validation = judge(model, objective, judged, seed)
+        start = Epoch(
+            epoch=0,
+            loss=None,
+            validation_loss=loss if math.isfinite(loss) else None,
+            score=score,
+            samples=0,
+            seconds=time.perf_counter() - begin,
+        )
+        tuners = [Tuner(model, rate, objective, settings) for rate in rates]
+        store = None
+        if checkpoint is not None:
+            facts = {
+                **vars(settings),
+                **vars(sweep),
+                "learning_rates": list(rates),
+                "temperature": None if teacher is None else temperature,
+                "validation_share": None if validation is not None else validation_share,
+                "model": weights_digest(model),
+                "teacher": None if teacher is None else weights_digest(teacher),
+            }
+            store = Unfinished(checkpoint, facts, start)
+            for index, tuner in enumerate(tuners):
+                state = store.load(index)
+                if state is not None:
+                    tuner.restore(*state)
+        ended = _run(sweep, rates, tuners, training, judged, store, start, count_batches(batches), reporter(progress))
+    tuned = copy.deepcopy(model)
+    kept: tuple[float | None, Epoch] = None, start
+    for rate, tuner in zip(rates, tuners, strict=True):
+        best = max(tuner.history, key=lambda epoch: epoch.key)
+        if best.key > kept[1].key:
+            kept = rate, best
+            fill_(tuned, tuner.best)
+    histories = zip(rates, tuners, ended, strict=True)
+    return tuned, FineTuning(
+        measure=objective.measure,
+        optimizer=optimizer,
+        start=start,
+        rates=tuple(RateHistory(learning_rate=r, epochs=tuple(t.history), ended=why) for r, t, why in histories),
+        learning_rate=kept[0],
+        epoch=kept[1].epoch,
+        validation_samples=n_validation,
+        seconds=time.perf_counter() - begin,
+        library=version("tensigma"),
+    )
+
+
+def _run(
+    sweep: Sweep,
+    rates: Sequence[float],
+    tuners: Sequence[Tuner],
+    training: Iterable[Pair],
+    validation: Iterable[Pair],
+    store: Unfinished | None,
+    start: Epoch,
+    n_batches: int | None,
+    report: Listener,
+) -> list[str]:
+    """Train until the sweep is done; why each rate has ended."""
+    begin = time.perf_counter()
+    first = done = sum(len(tuner.history) for tuner in tuners)
+    samples = 0
+
+    def tell(index: int, epoch: int, loss: float, *, steps: float, total: float, seen: int) -> None:
+        reached = [past.score for tuner in tuners for past in tuner.history]
+        state = FineTuningProgress(
+            learning_rate=rates[index],
+            epoch=epoch,
+            epochs=sweep.epochs,
+            done=steps,
+            total=total,
+            loss=loss,
+            score=max([start.score, *reached]),
+            samples=seen,
+            seconds=time.perf_counter() - begin,
+            first=first,
+        )
+        report(state)
+
+    decision = sweep.decide([tuner.history for tuner in tuners])
+    while decision.next is not None:
+        index, tuner = decision.next, tuners[decision.next]
+        epoch = len(tuner.history) + 1
+        for batch, (seen, loss) in enumerate(tuner.run(training, validation), 1):
+            part = 0.0 if not n_batches else min(batch / n_batches, 0.99)
+            tell(index, epoch, loss, steps=done + part, total=sweep.n_steps, seen=samples + seen)
+        done, samples = done + 1, samples + tuner.history[-1].samples
+        if store is not None:
+            store.save(index, tuner.tensors(), tuner.history)
+        decision = sweep.decide([trained.history for trained in tuners])
+        for over in decision.ended:
+            tuners[over].release()
+        if decision.next is None:
+            # Rates may have ended before their last epoch: this is all there will be.
+            tell(index, epoch, tuner.history[-1].loss or math.nan, steps=done, total=done, seen=samples)
+    return [decision.ended[index] for index in range(len(tuners))]
+
+
+def _rates(wanted: float | Sequence[float]) -> tuple[float, ...]:
+    rates = tuple(wanted) if isinstance(wanted, Sequence) else (wanted,)
+    numbers = all(isinstance(rate, int | float) and math.isfinite(rate) and rate > 0 for rate in rates)
+    if not rates or not numbers or len(set(rates)) < len(rates):
+        raise InputError(f"learning_rates takes one or several different numbers above 0, such as 1e-4, got {wanted!r}")
+    return tuple(map(float, rates))
+
+
+def _check(*, epochs: Any, optimizer: Any, temperature: Any, patience: Any, mix: Any) -> None:
+    for name, value in (("epochs", epochs), ("mix", mix), ("patience", 1 if patience is None else patience)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{name}={value!r} came; give a whole number of at least 1")
+    if optimizer not in OPTIMIZERS:
+        raise InputError(f"optimizer={optimizer!r} came; choose one of {', '.join(OPTIMIZERS)}")
+    if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
+        raise InputError(f"temperature={temperature!r} came; give a number above 0, such as 4")

@@ -1,0 +1,240 @@
+"""Training one copy of a model at one learning rate."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tensigma.errors import InputError, StoreError
+from tensigma.finetuning.history import Epoch
+from tensigma.running import (
+    Batch,
+    Pair,
+    alike,
+    borrowed,
+    device_of,
+    mixed,
+    right,
+    run,
+    safe_backward,
+    scores_of,
+    seed_all,
+    tensors_of,
+)
+
+
+OPTIMIZERS = ("adam", "sgd")
+_NORMS = (nn.modules.batchnorm._BatchNorm,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a copy is trained, whatever its learning rate."""
+
+    optimizer: str
+    momentum: float
+    weight_decay: float
+    freeze_bn: bool
+    mix: int
+    seed: int
+
+    def make(self, parameters: list[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
+        """The optimizer of this name."""
+        if self.optimizer == "adam":
+            return torch.optim.Adam(parameters, learning_rate, weight_decay=self.weight_decay)
+        return torch.optim.SGD(parameters, learning_rate, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+class Objective(Protocol):
+    """What answers are compared with."""
+
+    measure: str
+
+    def target(self, x: Tensor, labels: Tensor | None, index: int) -> Tensor: ...
+
+    def loss(self, scores: Tensor, target: Tensor) -> Tensor: ...
+
+    def hits(self, scores: Tensor, target: Tensor) -> int: ...
+
+
+class Labels:
+    """The labels of the samples: cross-entropy, and the share of labels hit."""
+
+    measure = "top1"
+
+    def target(self, x: Tensor, labels: Tensor | None, index: int) -> Tensor:
+        if labels is None:
+            raise InputError(
+                f"batch {index} holds no labels; give (input, labels) pairs with one class number for each input, or"
+                " teacher=, the original model, whose answers take their place"
+            )
+        return labels
+
+    def loss(self, scores: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(scores, target.to(scores.device).long())
+
+    def hits(self, scores: Tensor, target: Tensor) -> int:
+        return int(right(scores, target).sum())
+
+
+class Teacher:
+    """The answers of another model: Kullback–Leibler divergence of softened scores, and the share of equal answers."""
+
+    measure = "agreement"
+
+    def __init__(self, model: nn.Module, temperature: float) -> None:
+        self._model, self._temperature = model, temperature
+
+    def target(self, x: Tensor, labels: Tensor | None, index: int) -> Tensor:
+        with torch.no_grad():
+            return _scores(self._model, x, index)
+
+    def loss(self, scores: Tensor, target: Tensor) -> Tensor:
+        if scores.shape != target.shape:
+            raise InputError(
+                f"the model gives scores of shape {tuple(scores.shape)} and the teacher {tuple(target.shape)}; the"
+                " teacher must know the same classes, as the original of a compressed model does"
+            )
+        pair = (scores, target.to(scores))
+        ours, theirs = (functional.log_softmax(side / self._temperature, 1) for side in pair)
+        # T² keeps gradients at the scale they have at T = 1.
+        return functional.kl_div(ours, theirs, reduction="batchmean", log_target=True) * self._temperature**2
+
+    def hits(self, scores: Tensor, target: Tensor) -> int:
+        return int(alike(scores, target).sum())
+
+
+def _scores(model: nn.Module, x: Tensor, index: int) -> Tensor:
+    return scores_of(run(model, Batch(index, x, None)), index)
+
+
+def judge(model: nn.Module, objective: Objective, validation: Iterable[Pair], seed: int) -> tuple[float, float, int]:
+    """Mean loss and share of hits over the validation samples, and how many there are."""
+    total, hits, samples = 0.0, 0, 0
+    with borrowed(model), torch.no_grad():
+        seed_all(seed)
+        for index, (x, labels) in enumerate(validation):
+            target = objective.target(x, labels, index)
+            scores = _scores(model, x, index)
+            total += objective.loss(scores, target).item() * len(x)
+            hits += objective.hits(scores, target)
+            samples += len(x)
+    if not samples:
+        raise InputError("no sample was held out for validation; raise validation_share, or give validation=")
+    return total / samples, hits / samples, samples
+
+
+class Tuner:
+    """A copy of a model, its optimizer, and its best weights so far."""
+
+    def __init__(self, model: nn.Module, learning_rate: float, objective: Objective, settings: Settings) -> None:
+        self._model = copy.deepcopy(model).train()
+        self._frozen = [module for module in self._model.modules() if settings.freeze_bn and isinstance(module, _NORMS)]
+        for module in self._frozen:
+            module.eval()
+        self._needs_two = any(isinstance(module, _NORMS) and module.training for module in self._model.modules())
+        self._objective, self._settings = objective, settings
+        parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        self._optimizer: torch.optim.Optimizer | None = settings.make(parameters, learning_rate)
+        self.best: dict[str, Tensor] = {}
+        self.history: list[Epoch] = []
+
+    def run(self, training: Iterable[Pair], validation: Iterable[Pair]) -> Iterator[tuple[int, float]]:
+        """One more epoch, which is over when the iteration is; samples and mean loss so far after each batch."""
+        start = time.perf_counter()
+        number, seed = len(self.history) + 1, self._settings.seed
+        seed_all(seed * 1_000_003 + number)
+        total, samples = 0.0, 0
+        order = torch.Generator().manual_seed(seed * 1_000_003 + number)
+        for index, (x, labels) in enumerate(mixed(training, self._settings.mix, order)):
+            # BatchNorm cannot train on one sample, which the end of an epoch may leave.
+            if len(x) == 1 and self._needs_two:
+                continue
+            loss = self._step(x, labels, index)
+            total, samples = total + loss * len(x), samples + len(x)
+            yield samples, total / samples
+            if not math.isfinite(loss):
+                break
+        if not samples:
+            raise InputError("nothing to train on: give batches of at least two samples, or freeze_bn=True")
+        outcome: tuple[float | None, float] = None, 0.0
+        if math.isfinite(total):
+            loss, score, _ = judge(self._model, self._objective, validation, seed)
+            outcome = (loss, score) if math.isfinite(loss) else outcome
+        self.history.append(
+            Epoch(
+                epoch=number,
+                loss=total / samples if math.isfinite(total) else None,
+                validation_loss=outcome[0],
+                score=outcome[1],
+                samples=samples,
+                seconds=time.perf_counter() - start,
+            )
+        )
+        if max(self.history, key=lambda epoch: epoch.key) is self.history[-1]:
+            self.best = {key: tensor.detach().clone() for key, tensor in tensors_of(self._model).items()}
+
+    def _step(self, x: Tensor, labels: Tensor | None, index: int) -> float:
+        assert self._optimizer is not None
+        with torch.enable_grad(), safe_backward(self._model):
+            target = self._objective.target(x, labels, index)
+            loss = self._objective.loss(_scores(self._model, x, index), target)
+            self._optimizer.zero_grad()
+            loss.backward()
+            self._optimizer.step()
+        return loss.item()
+
+    def release(self) -> None:
+        """Forget everything but the history and the best weights: this was the last epoch."""
+        self._model, self._optimizer = nn.Identity(), None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that training goes on from: present and best weights, and the optimizer's own."""
+        assert self._optimizer is not None
+        state = self._optimizer.state_dict()["state"]
+        return {
+            **{f"now/{key}": tensor for key, tensor in tensors_of(self._model).items()},
+            **{f"best/{key}": tensor for key, tensor in self.best.items()},
+            **{
+                f"optimizer/{parameter}/{key}": value
+                for parameter, values in state.items()
+                for key, value in values.items()
+                if isinstance(value, Tensor)
+            },
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor], history: list[Epoch]) -> None:
+        """Go on from what :meth:`tensors` gave after the last epoch of ``history``."""
+        assert self._optimizer is not None
+        try:
+            fill_(self._model, _below(tensors, "now"))
+            device = device_of(self._model)
+            self.best = {key: tensor.to(device) for key, tensor in _below(tensors, "best").items()}
+            state: dict[int, dict[str, Any]] = {}
+            for name, tensor in _below(tensors, "optimizer").items():
+                parameter, _, key = name.partition("/")
+                state.setdefault(int(parameter), {})[key] = tensor
+            groups = self._optimizer.state_dict()["param_groups"]
+            self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise StoreError(f"the checkpoint does not fit the model: {error}") from error
+        self.history = list(history)
+
+
+def fill_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy values into the parameters and buffers of a model."""
+    with torch.no_grad():
+        for key, tensor in tensors_of(model).items():
+            tensor.copy_(tensors[key])
+
+
+def _below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {key.removeprefix(f"{name}/"): tensor for key, tensor in tensors.items() if key.startswith(f"{name}/")}

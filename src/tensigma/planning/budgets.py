@@ -1,0 +1,60 @@
+"""One number for the whole model, shared out among its layers."""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tensigma.errors import InputError
+from tensigma.planning.curves import Measure
+
+
+@dataclass(frozen=True)
+class Budget(ABC):
+    """One number that the whole model must keep to; what it means is said by each kind."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share <= 1:
+            raise InputError(
+                f"{type(self).__name__}: the share of the original that may remain lies in (0, 1], got {self.share!r}"
+            )
+
+
+@dataclass(frozen=True)
+class CostBudget(Budget):
+    """The share of the original's cost that may remain, by one measure of cost."""
+
+    unit: ClassVar[str]
+    #: What of an option counts.
+    field: ClassVar[Measure]
+
+    def show(self, amount: float) -> str:
+        """An amount of it, for a reader."""
+        return f"{amount:,} {self.unit}"
+
+
+@dataclass(frozen=True)
+class Params(CostBudget):
+    """At most ``share`` of the whole model's parameters: 0.5 means half.
+
+    >>> Params(0.5)
+    Params(share=0.5)
+    """
+
+    unit: ClassVar[str] = "parameters"
+    field: ClassVar[Measure] = "params"
+
+
+@dataclass(frozen=True)
+class Macs(CostBudget):
+    """At most ``share`` of the multiply-adds that the convolutions and Linear layers need for one sample.
+
+    >>> Macs(0.3).show(1_200_000)
+    '1,200,000 MACs'
+    """
+
+    unit: ClassVar[str] = "MACs"
+    field: ClassVar[Measure] = "macs"

@@ -1,0 +1,329 @@
+"""Plans: what becomes of every layer of a model, before anything is solved."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import nn
+
+from tensigma.errors import InputError, StoreError
+from tensigma.files import whole_file
+from tensigma.layers import Cost, find_layers, select
+from tensigma.planning.entry import CompressedEntry, DenseEntry, entry_from_json
+from tensigma.running import Wanted, weights_digest
+from tensigma.solving import Method, Norm, Solutions, Treatment, method_of, norm_of
+from tensigma.text import count, share, table
+
+
+FORMAT = "tensigma-plan"
+VERSION = 1
+
+
+class Front(Protocol):
+    """What a plan was chosen from, and others can be: a :class:`~tensigma.planning.ParetoFront`."""
+
+    curves: Mapping[str, Any]
+
+    def plan(self, budget: Any, *, progress: Wanted = False) -> Plan:
+        """The plan for another budget."""
+        ...
+
+    def trade(self, budget: Any = ...) -> list[Any]:
+        """Every corner of the trade between size and error."""
+        ...
+
+    def weighted(self, weights: Mapping[str, float]) -> Front:
+        """The same curves with other weights for the losses of the layers."""
+        ...
+
+
+class Plan(Mapping[str, DenseEntry | CompressedEntry]):
+    """Layer name → :class:`DenseEntry` or :class:`CompressedEntry`, for every linear or convolutional layer of a model, in its order.
+
+    A plan never changes; :meth:`with_` gives another one. ``str(plan)`` is a table. In the file that :meth:`save`
+    writes, ``ranks``, ``method`` and ``norm`` may be edited by hand.
+
+    >>> import tensigma as ts
+    >>> model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.Flatten(), nn.Linear(32, 10))
+    >>> plan = ts.plan(model, ranks=ts.Ranks({"*": 8}), norm="frobenius")
+    >>> print(plan)
+    layer  format       params           MACs    error  why dense
+    0      dense           896              –        –  the first convolution is left dense
+    2      tucker2 8 8   9,248  → 1,120     –        –
+    4      dense           330              –        –  svd 8 would save no parameters
+    total               10,474  → 2,346     –
+    rate 4.46
+    >>> plan.with_("2", ranks=(16, 8))["2"].ranks
+    (16, 8)
+    """
+
+    def __init__(
+        self,
+        entries: Iterable[DenseEntry | CompressedEntry],
+        *,
+        n_params: int,
+        weights: str | None = None,
+        source: Front | None = None,
+        solutions: Solutions | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._entries = {entry.name: entry for entry in entries}
+        #: Parameters of the whole model as it is.
+        self.n_params = n_params
+        #: A digest of the weights that the plan was made for; None where it is not known.
+        self.weights = weights
+        self._source = source
+        #: Layers that were solved on the way to the plan and need not be solved again.
+        self.solutions = Solutions() if solutions is None else solutions
+        #: What was measured on the way to it, as plain data: times under ``Latency``, agreement under ``Drop``, and
+        #: what errors of layers do to the answers.
+        self.notes: dict[str, Any] = dict(notes or {})
+
+    def front(self) -> Front:
+        """The whole trade between size and error that the plan was chosen from; gives a plan for any other budget."""
+        if self._source is None:
+            raise InputError("only a plan that came out of a budget in this process knows the front; plan with budget=")
+        return self._source
+
+    def with_notes(self, **notes: Any) -> Plan:
+        """The same plan with more notes."""
+        return Plan(
+            self.values(),
+            n_params=self.n_params,
+            weights=self.weights,
+            source=self._source,
+            solutions=self.solutions,
+            notes={**self.notes, **notes},
+        )
+
+    def __getitem__(self, name: str) -> DenseEntry | CompressedEntry:
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise KeyError(f"the plan has no layer {name!r}; it has {', '.join(list(self._entries)[:5])} …") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Plan):
+            return NotImplemented
+        return (self.n_params, self._entries) == (other.n_params, other._entries)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def compressed(self) -> list[CompressedEntry]:
+        """The entries of the layers that will be replaced."""
+        return [entry for entry in self.values() if isinstance(entry, CompressedEntry)]
+
+    @property
+    def treatments(self) -> dict[str, Treatment]:
+        """Layer name → how it is compressed, for those that are."""
+        return {entry.name: entry.treatment for entry in self.compressed}
+
+    @property
+    def before(self) -> Cost:
+        """Parameters of the whole model and MACs of the layers whose input size is known, as they are."""
+        return Cost(self.n_params, sum(entry.before.macs for entry in self.values()))
+
+    @property
+    def after(self) -> Cost:
+        """The same once the plan is carried out."""
+        saved = sum(entry.before.params - entry.after.params for entry in self.compressed)
+        return Cost(self.n_params - saved, sum(entry.after.macs for entry in self.values()))
+
+    @property
+    def rate(self) -> float:
+        """Compression rate: parameters of the whole model before ÷ after."""
+        return self.before.params / max(self.after.params, 1)
+
+    def with_(
+        self,
+        layers: str | Sequence[str],
+        *,
+        method: str | Method | None = None,
+        ranks: int | Sequence[int] | None = None,
+        norm: str | Norm | None = None,
+        dense: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> Plan:
+        """Another plan, in which the layers of these names or patterns are treated otherwise.
+
+        What is not given stays. Ranks are taken as they are, also where they save nothing.
+
+        >>> import tensigma as ts
+        >>> plan = ts.plan(nn.Sequential(nn.Linear(64, 64)), ranks=ts.Ranks({"*": 4}), norm="frobenius")
+        >>> plan.with_("*", dense=True)["0"].reason
+        'left dense by hand'
+        """
+        if dense and (method, ranks, norm, options) != (None,) * 4:
+            raise InputError("dense=True leaves the layers as they are; it goes with no other change")
+        chosen = select(layers, self, what="plan")
+        entries: list[DenseEntry | CompressedEntry] = []
+        for entry in self.values():
+            if entry.name not in chosen:
+                entries.append(entry)
+            elif dense:
+                entries.append(_left_dense(entry))
+            else:
+                entries.append(_changed(entry, method, ranks, norm, options))
+        return Plan(entries, n_params=self.n_params, weights=self.weights, solutions=self.solutions)
+
+    def check_model(self, model: nn.Module, *, weights: bool = True) -> None:
+        """Raise :class:`~tensigma.errors.InputError` naming the first layer that ``model`` does not have as planned.
+
+        A layer that the plan leaves out is refused too: every total would be wrong without it. So are other weights
+        than those the plan was made for, unless ``weights`` is False.
+        """
+        layers = {layer.name: layer for layer in find_layers(model)}
+        planned = [*(entry.name for entry in self.compressed), *self]
+        unknown = next((name for name in planned if name not in layers), None)
+        if unknown is not None:
+            raise InputError(f"the plan belongs to another model: there is no layer {unknown!r}")
+        forgotten = next((name for name in layers if name not in self), None)
+        if forgotten is not None:
+            raise InputError(
+                f"the plan says nothing about layer {forgotten!r}; put it back, with ranks null to leave it dense"
+            )
+        for entry in self.compressed:
+            layer = layers[entry.name]
+            if layer.geometry != entry.geometry:
+                raise InputError(
+                    f"the plan belongs to another model: layer {entry.name!r} is {layer.geometry}, planned was "
+                    f"{entry.geometry}"
+                )
+            if layer.reason is not None:
+                raise InputError(f"layer {entry.name!r} cannot be compressed: {layer.reason}")
+        if weights and self.weights is not None and self.weights != weights_digest(model):
+            raise InputError(
+                "the plan was made for other weights of this architecture, so its ranks may not suit these; make it "
+                "again for them, or pass {check} to carry it out all the same",
+                parameters=("check=False",),
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data. Costs are written for readers; they are computed again when it is read back."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "library": version("tensigma"),
+            "n_params": self.n_params,
+            "weights": self.weights,
+            "notes": self.notes,
+            "layers": {name: entry.to_json() for name, entry in self.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Plan:
+        """The plan that :meth:`to_json` was asked for, checked."""
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise StoreError("this is not a plan written by Plan.save")
+        if data.get("version") != VERSION:
+            raise StoreError(f"the plan has version {data.get('version')}; this library reads version {VERSION}")
+        layers, n_params = data.get("layers"), data.get("n_params")
+        if not isinstance(layers, dict) or isinstance(n_params, bool) or not isinstance(n_params, int):
+            raise StoreError("the plan is damaged: layers or n_params is missing or of the wrong kind")
+        notes = data.get("notes")
+        if notes is not None and not isinstance(notes, dict):
+            raise StoreError("the plan is damaged: notes is of the wrong kind")
+        weights = data.get("weights")
+        if weights is not None and not isinstance(weights, str):
+            raise StoreError("the plan is damaged: weights is of the wrong kind")
+        entries = [entry_from_json(name, entry) for name, entry in layers.items()]
+        return cls(entries, n_params=n_params, weights=weights, notes=notes)
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON; an existing plan is replaced in one step."""
+        with whole_file(Path(file)) as partial:
+            partial.write_text(json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, file: str | os.PathLike[str]) -> Plan:
+        """Read a plan that :meth:`save` wrote."""
+        try:
+            data = json.loads(Path(file).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise StoreError(f"the plan {os.fspath(file)} cannot be read: {error}") from error
+        try:
+            return cls.from_json(data)
+        except StoreError as error:
+            raise StoreError(f"{os.fspath(file)}: {error}") from None
+
+    def __repr__(self) -> str:
+        return f"Plan({len(self.compressed)} of {len(self)} layers, rate {self.rate:.2f})"
+
+    def __str__(self) -> str:
+        rows = []
+        for entry in self.values():
+            known, changed = entry.geometry is not None, entry.format is not None
+            sized = entry.input_size is not None
+            rows.append(
+                [
+                    entry.name,
+                    entry.label,
+                    count(entry.before.params) if known else "–",
+                    f"→ {count(entry.after.params)}" if changed else "",
+                    count(entry.before.macs) if sized else "–",
+                    f"→ {count(entry.after.macs)}" if sized and changed else "",
+                    share(entry.error),
+                    entry.reason or "",
+                ]
+            )
+        before, after = self.before, self.after
+        sized = before.macs > 0
+        macs = [count(before.macs), f"→ {count(after.macs)}"] if sized else ["–", ""]
+        rows.append(["total", "", count(before.params), f"→ {count(after.params)}", *macs, "", ""])
+        header = ["layer", "format", "params", "", "MACs", "", "error", "why dense"]
+        return table(header, rows, left=(0, 1, 3, 5, 7)) + f"\nrate {self.rate:.2f}"
+
+
+def _left_dense(entry: DenseEntry | CompressedEntry) -> DenseEntry:
+    return DenseEntry(
+        name=entry.name,
+        geometry=entry.geometry,
+        norm=entry.norm,
+        method=entry.method,
+        reason="left dense by hand",
+        input_size=entry.input_size,
+        calls=entry.calls,
+    )
+
+
+def _changed(
+    entry: DenseEntry | CompressedEntry,
+    method: str | Method | None,
+    ranks: int | Sequence[int] | None,
+    norm: str | Norm | None,
+    options: Mapping[str, Any] | None,
+) -> CompressedEntry:
+    if entry.geometry is None:
+        raise InputError(f"{entry.name}: {entry.reason}")
+    new_norm = entry.norm if norm is None else norm_of(norm)
+    new_method = method_of(method or entry.method or "auto", entry.geometry)
+    if ranks is None and (entry.ranks is None or new_method.rank_names != (entry.method or new_method).rank_names):
+        raise InputError(f"{entry.name}: give ranks too; {new_method.name} takes {', '.join(new_method.rank_names)}")
+    wanted = entry.ranks if ranks is None else ranks
+    assert wanted is not None
+    reason = new_method.why_not(entry.geometry, new_norm)
+    if reason is not None:
+        raise InputError(f"{entry.name}: {reason}")
+    former = entry.options if isinstance(entry, CompressedEntry) else {}
+    try:
+        format = new_method.format(new_method.check_ranks(wanted, entry.geometry.kernel_shape))
+        new_options = {k: v for k, v in former.items() if k in new_method.options} | dict(options or {})
+        new_method.check_options(new_options)
+    except InputError as error:
+        raise error.prefixed(f"{entry.name}: ") from None
+    treatment = Treatment(
+        geometry=entry.geometry, method=new_method, norm=new_norm, format=format, options=new_options
+    )
+    return CompressedEntry.of(entry.name, treatment, input_size=entry.input_size, calls=entry.calls)

@@ -1,0 +1,220 @@
+"""Batches of model inputs out of whatever people iterate over: tensors, tuples, dicts, several loaders in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensigma.errors import InputError
+
+LABEL_KEYS = ("label", "labels", "target", "targets", "y")
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One batch: its place in the pass, the input of the model, and the item that it came in.
+
+    >>> batch = Batch(0, torch.zeros(2, 3), (torch.zeros(2, 3), torch.tensor([1, 0])))
+    >>> len(batch), batch.labels
+    (2, tensor([1, 0]))
+    """
+
+    index: int
+    inputs: Tensor = field(repr=False)
+    item: Any = field(repr=False)
+    #: Samples that the item holds, where some of them were cut off.
+    n_whole: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def labels(self) -> Tensor | None:
+        """Class numbers, one for each input; None where the batch has none."""
+        labels = class_labels(self.item)
+        if labels is None:
+            return None
+        n_inputs = len(self) if self.n_whole is None else self.n_whole
+        if len(labels) != n_inputs:
+            raise InputError(f"batch {self.index} has {n_inputs} inputs and {len(labels)} labels")
+        return labels[: len(self)]
+
+
+class Batches:
+    """Batches of model inputs, pass after pass.
+
+    Args:
+        source: Any iterable of tensors, tuples (the first item is the input) or dicts, or a list of such iterables.
+        input: The entry or position of the model's input in a batch.
+        max_samples: Stop after this many samples, cutting the last batch.
+        name: What the caller calls the source, for messages.
+
+    Batches without a sample are left out; a pass that meets no sample at all is refused.
+
+    >>> batches = Batches([(torch.zeros(4, 3), torch.arange(4)), (torch.ones(4, 3), torch.arange(4))], max_samples=6)
+    >>> [(batch.index, len(batch), batch.labels.tolist()) for batch in batches], len(batches)
+    ([(0, 4, [0, 1, 2, 3]), (1, 2, [0, 1])], 2)
+    >>> list(Batches([], name="data"))
+    Traceback (most recent call last):
+    ...
+    tensigma.errors.InputError: no batches: the iterable given as data is empty
+    """
+
+    def __init__(
+        self, source: Any, *, input: str | int | None = None, max_samples: int | None = None, name: str = "batches"
+    ) -> None:
+        self.source, self.input, self.max_samples, self.name = source, input, max_samples, name
+
+    def __iter__(self) -> Iterator[Batch]:
+        samples = 0
+        for index, item in enumerate(iterate(self.source)):
+            whole = input_of(item, self.input, index)
+            inputs = whole if self.max_samples is None else whole[: self.max_samples - samples]
+            if len(inputs):
+                samples += len(inputs)
+                yield Batch(index, inputs, item, len(whole))
+            if samples == self.max_samples:
+                return
+        if not samples:
+            raise InputError(f"no batches: the iterable given as {self.name} is empty")
+
+    def __len__(self) -> int:
+        total = self.n_batches
+        if total is None:
+            raise TypeError("the number of batches is not known before they are read")
+        return total
+
+    @property
+    def n_batches(self) -> int | None:
+        """How many batches the source has, where that can be known without reading it."""
+        return count_batches(self.source)
+
+    def check_rereadable(self, why: str) -> None:
+        """Refuse a source that can be read once; ``why`` says what reads it more than once."""
+        if is_one_shot(self.source):
+            raise InputError(
+                f"{why} reads {self.name} more than once, but it is a {type(self.source).__name__}, which can be read "
+                "once; pass a list, a DataLoader or another object whose iteration starts anew"
+            )
+
+
+def is_batch(item: Any) -> bool:
+    """Whether an item is one batch, rather than a loader of batches."""
+    if isinstance(item, Tensor | np.ndarray | Mapping):
+        return True
+    return isinstance(item, tuple | list) and bool(item) and isinstance(item[0], Tensor | np.ndarray)
+
+
+def iterate(batches: Any) -> Iterator[Any]:
+    """All batches of one loader, or of several given as a list.
+
+    A list that begins with a tensor is one batch, so a list of lists of tensors is read as batches, not as loaders.
+
+    >>> [len(b) for b in iterate([torch.zeros(2, 3), torch.zeros(1, 3)])]
+    [2, 1]
+    >>> first, second = [torch.zeros(2, 3)], [(torch.zeros(4, 3), torch.zeros(4))]
+    >>> [len(b[0]) for b in iterate([second, second])]
+    [4, 4]
+    """
+    if isinstance(batches, Tensor | np.ndarray):
+        raise InputError(
+            f"batches is one array of shape {tuple(batches.shape)}; pass an iterable of batches, such as [batch] or a"
+            " DataLoader"
+        )
+    if isinstance(batches, Mapping):
+        raise InputError(
+            f"batches is one dict with keys {sorted(map(str, batches))}; pass an iterable of batches, such as [batch]"
+        )
+    if not isinstance(batches, Iterable):
+        raise InputError(f"batches is a {type(batches).__name__}; pass an iterable of tensors, tuples or dicts")
+    for item in batches:
+        if is_batch(item) or not isinstance(item, Iterable) or isinstance(item, str | bytes):
+            yield item
+        else:
+            yield from iterate(item)
+
+
+def count_batches(batches: Any) -> int | None:
+    """How many batches there will be, where that can be known without iterating."""
+    if isinstance(batches, tuple | list) and batches and not is_batch(batches[0]) and not isinstance(batches[0], str):
+        counts = [count_batches(item) for item in batches]
+        return None if None in counts else sum(c for c in counts if c is not None)
+    try:
+        return len(batches)
+    except TypeError:
+        return None
+
+
+def is_one_shot(batches: Any) -> bool:
+    """Whether a second iteration would find nothing."""
+    if isinstance(batches, tuple | list):
+        return any(is_one_shot(item) for item in batches if not is_batch(item))
+    return isinstance(batches, Iterator) or bool(getattr(batches, "is_one_shot", False))
+
+
+def input_of(batch: Any, key: str | int | None, index: int) -> Tensor:
+    """The model input of one batch: the tensor itself, the first item of a tuple, or the entry ``key``."""
+    if isinstance(batch, Mapping):
+        if key is None and len(batch) == 1:
+            key = next(iter(batch))
+        if key is None:
+            raise InputError(
+                f"batch {index} is a dict; name the model input with input=, one of {sorted(map(str, batch))}"
+            )
+        if key not in batch:
+            raise InputError(f"batch {index} has no entry {key!r}; it has {sorted(map(str, batch))}")
+        inputs = batch[key]
+    elif isinstance(batch, tuple | list):
+        position = key if isinstance(key, int) else 0
+        if not -len(batch) <= position < len(batch):
+            raise InputError(f"batch {index} has {len(batch)} items, so input={position} does not exist")
+        inputs = batch[position]
+    else:
+        inputs = batch
+    if isinstance(inputs, np.ndarray):
+        inputs = torch.from_numpy(inputs)
+    if not isinstance(inputs, Tensor):
+        raise InputError(
+            f"batch {index}: the model input is a {type(inputs).__name__}; a tensor is needed (see input=)"
+        )
+    if inputs.dim() == 0:
+        raise InputError(f"batch {index}: the model input is a single number; a batch of samples is needed")
+    return inputs
+
+
+def _labels(item: Any) -> Any:
+    """What a batch holds in the place of labels; None where it has nothing there."""
+    if isinstance(item, Mapping):
+        return next((item[key] for key in LABEL_KEYS if key in item), None)
+    if isinstance(item, tuple | list) and len(item) > 1:
+        return item[1]
+    return None
+
+
+def class_labels(item: Any) -> Tensor | None:
+    """Class numbers of a batch, or None where it has none.
+
+    >>> class_labels((torch.zeros(2, 3), [1, 0])), class_labels(torch.zeros(2, 3))
+    (tensor([1, 0]), None)
+    """
+    labels = _labels(item)
+    if labels is not None and not isinstance(labels, Tensor):
+        labels = torch.as_tensor(labels)
+    return None if labels is None or labels.dim() != 1 or labels.is_floating_point() else labels
+
+
+def target_labels(item: Any, index: int) -> Tensor:
+    """The labels of one batch, of any shape: the second item of a tuple, or an entry called label(s), target(s) or y."""
+    labels = _labels(item)
+    if isinstance(labels, np.ndarray):
+        labels = torch.from_numpy(labels)
+    if not isinstance(labels, Tensor):
+        raise InputError(
+            f'batch {index} holds no labels; fisher="labels" needs (input, labels) pairs, fisher="model" does not'
+        )
+    return labels

@@ -1,0 +1,101 @@
+"""Borrowing a model: whatever happens inside, it is handed back as it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tensigma.errors import InputError, TensigmaError
+from tensigma.running.batches import Batch
+
+
+@contextmanager
+def borrowed(model: nn.Module, device: torch.device | str | None = None) -> Iterator[nn.Module]:
+    """``model`` in evaluation mode, on ``device`` if given; mode, gradient flags, device and RNG are restored on exit.
+
+    >>> model = nn.Sequential(nn.Dropout())
+    >>> with borrowed(model):
+    ...     inside = model[0].training
+    >>> inside, model[0].training
+    (False, True)
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    home = device_of(model)
+    with kept_rng():
+        try:
+            model.eval()
+            if device is not None:
+                _refuse_many_devices(model)
+                model.to(device)
+            yield model
+        finally:
+            if device is not None and home is not None:
+                model.to(home)
+            for module, training in modes:
+                module.training = training
+            for parameter, requires_grad in flags:
+                parameter.requires_grad_(requires_grad)
+
+
+@contextmanager
+def kept_rng() -> Iterator[None]:
+    """Leave the random number generators of torch, NumPy and Python as they were found."""
+    state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    # Asking an unused GPU for its state would start it.
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        random.setstate(state[0])
+        np.random.set_state(state[1])  # noqa: NPY002
+        torch.set_rng_state(state[2])
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+def seed_all(seed: int) -> None:
+    """Seed every generator that a loader, an augmentation or a dropout layer may draw from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+
+
+def run(model: nn.Module, batch: Batch) -> Any:
+    """What ``model`` answers to a batch, on the model's own device; an error in its forward pass names the batch.
+
+    >>> run(nn.Linear(3, 2), Batch(0, torch.zeros(4, 3), None)).shape
+    torch.Size([4, 2])
+    """
+    device = device_of(model)
+    x = batch.inputs if device is None else batch.inputs.to(device)
+    try:
+        return model(x)
+    except TensigmaError:
+        raise
+    except Exception as error:
+        kind = f"shape {tuple(x.shape)}, {str(x.dtype).removeprefix('torch.')}"
+        raise InputError(
+            f"the model rejected batch {batch.index} ({kind}): {type(error).__name__}: {error}"
+        ) from error
+
+
+def device_of(model: nn.Module) -> torch.device | None:
+    """Where the first parameter or buffer of ``model`` lives; None for a model without any."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return None
+
+
+def _refuse_many_devices(model: nn.Module) -> None:
+    devices = {str(tensor.device) for tensor in (*model.parameters(), *model.buffers())}
+    if len(devices) > 1:
+        raise InputError(
+            f"the model is spread over {', '.join(sorted(devices))}; call calibrate without device= to leave it so"
+        )

@@ -1,0 +1,66 @@
+"""Short strings that change when weights, samples or settings do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+#: Counts training steps, which evaluation never reads.
+_IDLE = "num_batches_tracked"
+
+
+class Digest:
+    """A hash that is fed piece by piece with tensors and plain data.
+
+    >>> Digest().add(torch.ones(2)).text == Digest().add(torch.ones(2)).text != Digest().add(torch.zeros(2)).text
+    True
+    >>> Digest().add({"rank": 3}).text == Digest().add({"rank": 4}).text
+    False
+    """
+
+    def __init__(self, size: int = 16) -> None:
+        self._hash = hashlib.blake2b(digest_size=size)
+
+    def add(self, item: Any) -> Digest:
+        """Feed a tensor by dtype, shape and values, or anything else as JSON."""
+        if isinstance(item, Tensor):
+            # Not every memory layout can be read byte by byte, and the layout changes no value.
+            plain = item.detach().cpu().contiguous()
+            self._hash.update(f"{plain.dtype} {tuple(plain.shape)}".encode())
+            self._hash.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+        else:
+            self._hash.update(json.dumps(item, sort_keys=True, default=repr).encode())
+        return self
+
+    @property
+    def text(self) -> str:
+        """The digest of everything fed so far."""
+        return self._hash.hexdigest()
+
+
+def weights_digest(model: nn.Module) -> str:
+    """All that decides what ``model`` computes in evaluation mode, by name: parameters and buffers.
+
+    Device, mode and memory format do not matter.
+
+    >>> model = nn.Linear(3, 2)
+    >>> before = weights_digest(model)
+    >>> with torch.no_grad():
+    ...     _ = model.bias.add_(1)
+    >>> weights_digest(model) == before
+    False
+    """
+    digest = Digest()
+    for name, tensor in tensors_of(model).items():
+        if not name.endswith(_IDLE):
+            digest.add(name).add(tensor)
+    return digest.text
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer of a model, each once, by name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}

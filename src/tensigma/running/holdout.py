@@ -1,0 +1,203 @@
+"""Parts of the data that are kept away from the rest: batches to judge plans by, samples to validate training with."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
+
+from tensigma.errors import InputError
+from tensigma.running.batches import Batches, count_batches, is_one_shot, iterate
+from tensigma.running.digests import Digest
+
+#: Inputs and labels, None where there are none.
+Pair = tuple[Tensor, Tensor | None]
+# Of so many batches in a row the second is set aside, so that two batches are enough.
+_EVERY, _WHICH = 5, 1
+
+
+class SetAside:
+    """Batches without every fifth, which is kept in memory for later: the second, the seventh, the twelfth …
+
+    One pass both gives the rest and keeps :attr:`held`, so that a loader that shuffles cannot mix the two.
+
+    >>> batches = SetAside([torch.full((2, 3), float(n)) for n in range(8)])
+    >>> [int(batch[0, 0]) for batch in batches], [int(batch[0, 0]) for batch in batches.held]
+    ([0, 2, 3, 4, 5, 7], [1, 6])
+    """
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+        self._held: list[Any] = []
+
+    @property
+    def is_one_shot(self) -> bool:
+        """Whether a second pass would find nothing."""
+        return is_one_shot(self._batches)
+
+    @property
+    def name(self) -> str:
+        """What the batches are called in results: held out or not, all of them had a part in what was made."""
+        return str(getattr(self._batches, "name", "batches"))
+
+    @property
+    def held(self) -> list[Any]:
+        """What the first pass kept; the pass is made now where there has been none."""
+        if not self._held:
+            for _ in self:
+                pass
+        if not self._held:
+            raise InputError(
+                "every fifth batch is held out, from the second on, and there was no second one; give smaller batches, "
+                "or held-out data of their own"
+            )
+        return self._held
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._held:
+            # A second pass, for whoever gathers in several: what is held out stays so only where the order is the same.
+            yield from (batch for index, batch in enumerate(iterate(self._batches)) if index % _EVERY != _WHICH)
+            return
+        for index, batch in enumerate(iterate(self._batches)):
+            if index % _EVERY == _WHICH:
+                self._held.append(batch)
+            else:
+                yield batch
+
+    def __len__(self) -> int:
+        total = count_batches(self._batches)
+        if total is None:
+            raise TypeError("the number of batches is not known before they are read")
+        return total - (total + _EVERY - 1 - _WHICH) // _EVERY
+
+
+class Pairs:
+    """Inputs and labels (None where there are none) of all batches, epoch after epoch."""
+
+    def __init__(self, batches: Any, key: str | int | None, name: str = "batches") -> None:
+        self._batches = Batches(batches, input=key, name=name)
+        self._batches.check_rereadable("training")
+
+    def __iter__(self) -> Iterator[Pair]:
+        for batch in self._batches:
+            yield batch.inputs, batch.labels
+
+
+def hold_out(batches: Any, key: str | int | None, *, share: float, seed: int) -> tuple[Iterable[Pair], Iterable[Pair]]:
+    """Training and validation samples of ``batches``: of every ``1 / share`` in a row, a random one is held out.
+
+    The samples of a plain DataLoader are told apart by their place in its data set, so that it may shuffle; those of
+    anything else by their place in the pass, which must not change.
+
+    >>> training, validation = hold_out([torch.arange(6.0), torch.arange(6.0, 10)], None, share=0.2, seed=0)
+    >>> sorted(torch.cat([x for x, _ in training] + [x for x, _ in validation]).tolist()) == list(range(10))
+    True
+    >>> sum(len(x) for x, _ in validation)
+    2
+    """
+    if not 0 < share <= 0.5:
+        raise InputError(f"validation_share={share!r} came; give a share above 0 and up to 0.5, or validation=")
+    Pairs(batches, key)
+    if isinstance(batches, DataLoader) and _is_plain(batches):
+        n_samples = len(batches.dataset)  # type: ignore[arg-type]
+        held = list(itertools.takewhile(lambda position: position < n_samples, _positions(share, seed)))
+        kept = sorted(set(range(n_samples)) - set(held))
+        return Pairs(_subset(batches, kept), key), Pairs(_subset(batches, held, validation=True), key, "validation")
+    split = _Split(batches, key, share, seed)
+    return _Side(split, held=False), _Side(split, held=True)
+
+
+def mixed(batches: Iterable[Pair], count: int, generator: torch.Generator) -> Iterator[Pair]:
+    """The same samples, with those of every ``count`` batches in a row in random order."""
+    if count == 1:
+        yield from batches
+        return
+    rest = iter(batches)
+    while group := list(itertools.islice(rest, count)):
+        alike = len({(x.shape[1:], x.dtype, labels is None) for x, labels in group}) == 1
+        if not alike:
+            yield from group
+            continue
+        sizes = [len(x) for x, _ in group]
+        order = torch.randperm(sum(sizes), generator=generator)
+        inputs = torch.cat([x for x, _ in group])
+        labels = None if group[0][1] is None else torch.cat([own for _, own in group if own is not None])
+        for chosen in order.split(sizes):
+            yield inputs[chosen.to(inputs.device)], None if labels is None else labels[chosen.to(labels.device)]
+
+
+def _positions(share: float, seed: int) -> Iterator[int]:
+    """One random position in every ``1 / share``, for ever."""
+    generator = torch.Generator().manual_seed(seed)
+    for block in itertools.count():
+        first, end = math.floor(block / share), math.floor((block + 1) / share)
+        yield first + int(torch.randint(end - first, (1,), generator=generator))
+
+
+class _Split:
+    """Samples told apart by their place in the pass."""
+
+    def __init__(self, batches: Any, key: str | int | None, share: float, seed: int) -> None:
+        self._pairs, self._share, self._seed = Pairs(batches, key), share, seed
+        self._seen: str | None = None
+
+    def run(self, *, held: bool) -> Iterator[Pair]:
+        positions = _positions(self._share, self._seed)
+        following, passed = next(positions), 0
+        digest = Digest()
+        for x, labels in self._pairs:
+            mask = torch.zeros(len(x), dtype=torch.bool)
+            while following < passed + len(x):
+                mask[following - passed] = True
+                following = next(positions)
+            passed += len(x)
+            if mask.any():
+                digest.add(x[mask.to(x.device)])
+            chosen = mask if held else ~mask
+            if chosen.any():
+                yield x[chosen.to(x.device)], None if labels is None else labels[chosen.to(labels.device)]
+        # Without this, a source that shuffles would train on the samples that judge it.
+        if self._seen not in (None, digest.text):
+            raise InputError(
+                "batches came in another order, or changed, between two passes, so no part of them can be held out for"
+                " validation; give validation= of its own, or a plain DataLoader over a data set with __getitem__"
+            )
+        self._seen = digest.text
+
+
+class _Side:
+    """One of the two parts of a split."""
+
+    def __init__(self, split: _Split, *, held: bool) -> None:
+        self._split, self._held = split, held
+
+    def __iter__(self) -> Iterator[Pair]:
+        return self._split.run(held=self._held)
+
+
+def _is_plain(loader: DataLoader[Any]) -> bool:
+    """Whether a loader can be built again over a part of its data set, and gives the same there."""
+    # A class of its own may change batches on their way, which a loader built anew would not.
+    if type(loader) is not DataLoader or loader.batch_size is None or isinstance(loader.dataset, IterableDataset):
+        return False
+    sampler: Any = loader.sampler
+    each_once = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
+    return each_once and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
+
+
+def _subset(loader: DataLoader[Any], indices: list[int], *, validation: bool = False) -> DataLoader[Any]:
+    return DataLoader(
+        Subset(loader.dataset, indices),
+        batch_size=loader.batch_size,
+        shuffle=isinstance(loader.sampler, RandomSampler) and not validation,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        drop_last=loader.drop_last and not validation,
+        worker_init_fn=loader.worker_init_fn,
+    )

@@ -1,0 +1,150 @@
+"""How far the answers of a model are from the original's, on some samples that are kept for it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tensigma.running.answers import floats_of
+from tensigma.running.batches import Batch, Batches
+from tensigma.running.borrowing import borrowed, kept_rng, run
+from tensigma.running.tallies import answered
+
+# Samples are kept and run in pieces of at most so many, and no more of them than so many bytes, answers included.
+_PIECE, _BYTES = 64, 256 * 2**20
+
+
+class UnlikeAnswers(Exception):
+    """Answers that cannot be compared, because their number or their shapes differ from the original's."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """Some samples, and what the original answers to them."""
+
+    batch: Batch
+    wanted: list[Tensor]
+
+    @property
+    def n_bytes(self) -> int:
+        return self.batch.inputs.nbytes + sum(tensor.nbytes for tensor in self.wanted)
+
+
+class Probe:
+    """The first ``samples`` samples of ``batches``, in memory, with what ``original`` answers to them. No labels.
+
+    There are fewer where the batches hold fewer, or where all of it would take more than 256 MiB.
+
+    >>> model = nn.Linear(3, 4)
+    >>> probe = Probe(model, [torch.randn(8, 3)], samples=5)
+    >>> probe.samples, probe.divergence(model) < 1e-6, probe.divergence(nn.Linear(3, 4)) > 0.001
+    (5, True, True)
+    """
+
+    def __init__(self, original: nn.Module, batches: Any, *, samples: int, input: str | int | None = None) -> None:
+        self._pieces: list[_Piece] = []
+        # A loader that shuffles draws from the common generator.
+        with kept_rng(), borrowed(original), torch.no_grad():
+            self._read(original, batches, samples, input)
+        #: The variance of each answer that is no score, over all samples.
+        self._variances = _variances([piece.wanted for piece in self._pieces])
+
+    def _read(self, original: nn.Module, batches: Any, samples: int, key: str | int | None) -> None:
+        n_bytes = 0
+        for batch in Batches(batches, input=key, max_samples=samples, name="data"):
+            for inputs in batch.inputs.split(_PIECE):
+                # Copies, so that the rest of a large batch need not be kept.
+                part = Batch(batch.index, inputs.clone(), None)
+                piece = _Piece(part, _answers(original, part))
+                n_bytes += piece.n_bytes
+                if self._pieces and n_bytes > _BYTES:
+                    return
+                self._pieces.append(piece)
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return sum(len(piece.batch) for piece in self._pieces)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether there is nothing to compare: no samples, or no real numbers in the answers."""
+        return not any(piece.wanted for piece in self._pieces)
+
+    def first(self, samples: int) -> Probe:
+        """The same with no more than so many samples, or those that were kept together with them.
+
+        >>> Probe(nn.Linear(3, 4), [torch.randn(8, 3)] * 4, samples=32).first(10).samples
+        16
+        """
+        other = copy.copy(self)
+        other._pieces = []
+        for piece in self._pieces:
+            if other.samples >= samples:
+                break
+            other._pieces.append(piece)
+        return other
+
+    def divergence(self, model: nn.Module) -> float:
+        """The mean over samples; infinite where ``model`` gives no number.
+
+        Answers of shape (batch, classes) are taken for scores, and the Kullback–Leibler divergence of the probabilities
+        counts; for all others it is the squared error relative to their variance. What the original does not answer
+        with a number is left out.
+        """
+        total = 0.0
+        with borrowed(model), torch.no_grad():
+            for piece in self._pieces:
+                answers = _answers(model, piece.batch)
+                shapes, wanted_shapes = ([tensor.shape for tensor in side] for side in (answers, piece.wanted))
+                if shapes != wanted_shapes:
+                    raise UnlikeAnswers(f"{[*map(tuple, shapes)]} in place of {[*map(tuple, wanted_shapes)]}")
+                for answer, wanted, variance in zip(answers, piece.wanted, self._variances, strict=True):
+                    if _are_scores(wanted):
+                        total += _score_distance(answer, wanted)
+                    else:
+                        total += _distance(answer, wanted, variance) * len(piece.batch)
+        return total / self.samples if math.isfinite(total) else math.inf
+
+
+def _answers(model: nn.Module, batch: Batch) -> list[Tensor]:
+    return [tensor.cpu() for tensor in floats_of(run(model, batch))]
+
+
+def _are_scores(answer: Tensor) -> bool:
+    return answer.dim() == 2 and answer.shape[1] > 1
+
+
+def _score_distance(answer: Tensor, wanted: Tensor) -> float:
+    """The divergence of class probabilities, summed over the samples that the original answers."""
+    sound = answered(wanted)
+    own, other = (scores[sound].double().log_softmax(1) for scores in (answer, wanted))
+    chances = other.exp()
+    # A class that the original rules out adds nothing.
+    return torch.where(chances > 0, chances * (other - own), 0.0).sum().item()
+
+
+def _distance(answer: Tensor, wanted: Tensor, variance: float) -> float:
+    """The mean squared error relative to the variance."""
+    sound = wanted.isfinite()
+    if not sound.any():
+        return 0.0
+    return ((answer - wanted).double()[sound].square().mean() / variance).item()
+
+
+def _variances(pieces: list[list[Tensor]]) -> list[float]:
+    """Of each answer, over all pieces; 1 for one that never varies, whose errors are then absolute."""
+    if len({len(answers) for answers in pieces}) > 1:
+        raise UnlikeAnswers("the number of answers changes from batch to batch")
+    variances = []
+    for answers in zip(*pieces, strict=True):
+        values = torch.cat([answer.double().flatten() for answer in answers])
+        sound = values[values.isfinite()]
+        variance = sound.var(correction=0).item() if len(sound) else 0.0
+        variances.append(variance if variance > 0 else 1.0)
+    return variances

@@ -1,0 +1,85 @@
+"""Several processes that work together under ``torchrun``: who is who, and each one's share of the data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count, islice
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from tensigma.running.batches import iterate
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Number of this process and how many there are: from torch.distributed, from torchrun's variables, or (0, 1)."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    if dist.is_available() and {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return 0, 1
+
+
+class shard:
+    """Every n-th batch, for the process that iterates; the same loader must be built in the same order by all.
+
+    >>> [int(batch) for batch in shard(list(torch.arange(5)), rank=1, size=2)]
+    [1, 3]
+    """
+
+    def __init__(self, batches: Any, *, rank: int | None = None, size: int | None = None) -> None:
+        own, many = rank_and_size()
+        self.batches = batches
+        self.rank = own if rank is None else rank
+        self.size = many if size is None else size
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iterate(self.batches), self.rank, None, self.size)
+
+
+@contextmanager
+def process_group(device: torch.device | None) -> Iterator[bool]:
+    """Whether several processes work together; a group that torchrun prepared is opened for as long as it is needed."""
+    _, size = rank_and_size()
+    if size == 1:
+        yield False
+    elif dist.is_initialized():
+        yield True
+    else:
+        _open("nccl" if device is not None and device.type == "cuda" else "gloo")
+        try:
+            yield True
+        finally:
+            dist.destroy_process_group()
+
+
+_stores: list[dist.Store] = []
+_openings = count()
+
+
+def _open(backend: str) -> None:
+    """A process group on torchrun's store, under a name of its own: addresses that an earlier group left there would be
+    taken for those of this one."""
+    rank, size = rank_and_size()
+    if not _stores:
+        store, _, _ = next(iter(dist.rendezvous("env://")))
+        _stores.append(store)
+    own = dist.PrefixStore(f"tensigma-{next(_openings)}", _stores[0])
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size)
+
+
+def everyone(note: Any) -> list[Any]:
+    """The notes of all processes, in their order; each calls this inside :func:`process_group`."""
+    notes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(notes, note)
+    return notes
+
+
+def common_device() -> torch.device:
+    """Where tensors must be to be sent to the other processes."""
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,118 @@
+"""Times that were measured on this machine, kept on disk so that no shape is timed twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import distributed as dist
+
+from tensigma.running.processes import process_group, rank_and_size
+from tensigma.errors import StoreError
+from tensigma.files import whole_file
+from tensigma.running.timing import Chain, Runtime, measure
+
+FORMAT = "tensigma-timings"
+VERSION = 1
+#: Names the folder for whatever may be computed again.
+VARIABLE = "TENSIGMA_CACHE"
+logger = logging.getLogger(__name__)
+
+
+def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
+    """Where times are kept: ``given``, the folder in ``$TENSIGMA_CACHE``, or the user's own cache folder.
+
+    >>> cache_folder("here").name
+    'here'
+    """
+    if given is not None:
+        return Path(given)
+    if os.environ.get(VARIABLE):
+        return Path(os.environ[VARIABLE])
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "tensigma"
+
+
+class TimeTable:
+    """Seconds of chains in one runtime on this machine. A file belongs to one machine, runtime and version of it."""
+
+    def __init__(self, runtime: Runtime, folder: str | os.PathLike[str] | None = None) -> None:
+        self.runtime = runtime
+        self.about = runtime.about()
+        digest = hashlib.blake2b(json.dumps(self.about, sort_keys=True).encode(), digest_size=8).hexdigest()
+        self.file = cache_folder(folder) / f"timings-{runtime.name}-{digest}.json"
+        self._known: dict[str, float] = self._read()
+
+    def lacks(self, chains: Sequence[Chain]) -> bool:
+        """Whether any of these chains has yet to be timed."""
+        return any(chain.key not in self._known for chain in chains)
+
+    def seconds(self, chains: Sequence[Chain]) -> list[float]:
+        """The times of chains; those that are not known are measured together and kept.
+
+        Under ``torchrun`` the first process measures for all, so that all plan alike.
+        """
+        _, size = rank_and_size()
+        if size == 1:
+            self._learn(chains)
+        else:
+            with process_group(None):
+                self._share(chains)
+        return [self._known[chain.key] for chain in chains]
+
+    def _learn(self, chains: Sequence[Chain]) -> None:
+        new = list({chain.key: chain for chain in chains if chain.key not in self._known}.values())
+        if new:
+            found = dict(zip((chain.key for chain in new), measure(new, self.runtime), strict=True))
+            # What another process has written in the meantime is kept too.
+            self._known = {**self._read(), **self._known, **found}
+            self._write()
+
+    def _share(self, chains: Sequence[Chain]) -> None:
+        notes: list[Any] = [None, None]
+        if dist.get_rank() == 0:
+            try:
+                self._learn(chains)
+                notes = [{chain.key: self._known[chain.key] for chain in chains}, None]
+            except Exception as error:  # whatever it is, the others must not wait for ever
+                notes = [None, error]
+        dist.broadcast_object_list(notes, src=0)
+        if notes[1] is not None:
+            raise notes[1]
+        self._known.update(notes[0])
+
+    def _read(self) -> dict[str, float]:
+        """What the file holds; nothing where it is missing, damaged or about something else."""
+        try:
+            data = json.loads(self.file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            logger.info("%s cannot be read and will be measured again: %s", self.file, error)
+            return {}
+        ours = isinstance(data, Mapping) and data.get("format") == FORMAT and data.get("version") == VERSION
+        seconds = data.get("seconds") if ours and data.get("about") == self.about else None
+        if not isinstance(seconds, Mapping):
+            return {}
+        return {key: float(value) for key, value in seconds.items() if isinstance(value, int | float) and value > 0}
+
+    def _write(self) -> None:
+        data = {"format": FORMAT, "version": VERSION, "about": self.about, "seconds": self._known}
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(self.file) as partial:
+                partial.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        except (OSError, StoreError) as error:
+            # A folder that cannot be written costs time, not results.
+            logger.warning("times are not kept: %s", error)

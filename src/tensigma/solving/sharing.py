@@ -1,0 +1,90 @@
+"""One compression by many processes: each solves its share of the layers, and all end with all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from tensigma.errors import TensigmaError
+from tensigma.running import Digest, Listener, common_device, everyone, process_group, rank_and_size, silent
+from tensigma.solving.jobs import Job, run_jobs
+from tensigma.solving.solutions import Solutions
+from tensigma.solving.solve import Solution
+
+
+
+def run_shared(
+    jobs: Sequence[Job],
+    *,
+    solutions: Solutions,
+    keep: bool = True,
+    workers: int | None = None,
+    report: Listener = silent,
+) -> dict[str, tuple[Solution, bool]]:
+    """:func:`run_jobs`, shared out where several processes work together under ``torchrun``."""
+    if rank_and_size()[1] == 1:
+        return run_jobs(jobs, solutions=solutions, keep=keep, workers=workers, report=report)
+    device = next((next(job.module.parameters()).device for job in jobs), None)
+    with process_group(device):
+        rank, size = rank_and_size()
+        owners = share_out([job.work for job in jobs], size)
+        mine = [job for job, owner in zip(jobs, owners, strict=True) if owner == rank]
+        solved: dict[str, tuple[Solution, bool]] = {}
+        failure: Exception | None = None
+        try:
+            solved = run_jobs(mine, solutions=solutions, keep=keep, workers=workers, report=report)
+        except Exception as error:  # whatever it is, the others must not wait for ever
+            failure = error
+        return _exchange(jobs, owners, solved, failure)
+
+
+def share_out(work: Sequence[int], size: int) -> list[int]:
+    """Who takes which job: the heaviest first, each to whoever has least so far.
+
+    >>> share_out([5, 1, 4, 3], 2)
+    [0, 0, 1, 1]
+    """
+    loads, owners = [0] * size, [0] * len(work)
+    for index in sorted(range(len(work)), key=lambda index: -work[index]):
+        owner = loads.index(min(loads))
+        owners[index] = owner
+        loads[owner] += work[index]
+    return owners
+
+
+def _exchange(
+    jobs: Sequence[Job], owners: Sequence[int], solved: dict[str, tuple[Solution, bool]], failure: Exception | None
+) -> dict[str, tuple[Solution, bool]]:
+    """Everybody's solutions for everybody. If any process failed, all raise, so that none waits for the others."""
+    facts = {
+        name: (solution.facts(), cached, {key: (tuple(t.shape), t.dtype) for key, t in solution.tensors().items()})
+        for name, (solution, cached) in solved.items()
+    }
+    trouble = None if failure is None else f"{type(failure).__name__}: {failure}"
+    notes = everyone((trouble, _digest(jobs), facts))
+    if failure is not None:
+        raise failure
+    for rank, (text, digest, _) in enumerate(notes):
+        if text is not None:
+            raise TensigmaError(f"process {rank} of {len(notes)} failed, so nothing was compressed: {text}")
+        if digest != _digest(jobs):
+            raise TensigmaError(f"process {rank} of {len(notes)} came with another plan; give the same one to all")
+    device = common_device()
+    solutions = {}
+    for job, owner in zip(jobs, owners, strict=True):
+        plain, cached, shapes = notes[owner][2][job.name]
+        mine = solved[job.name][0].tensors() if job.name in solved else {}
+        tensors: dict[str, Tensor] = {}
+        for key, (shape, dtype) in shapes.items():
+            tensors[key] = mine[key].to(device) if mine else torch.empty(shape, dtype=dtype, device=device)
+            dist.broadcast(tensors[key], src=owner)
+        solutions[job.name] = solved.get(job.name) or (Solution.rebuilt(job.treatment, tensors, plain), cached)
+    return solutions
+
+
+def _digest(jobs: Sequence[Job]) -> str:
+    """What is to be solved, so that processes can compare."""
+    return Digest().add([[job.name, job.treatment.label, job.treatment.norm.name] for job in jobs]).text

@@ -1,0 +1,152 @@
+"""Solutions found again by what went into them, in memory and, where a folder is given, on disk.
+
+The key of a solution is a digest of the weights, the statistics and everything that tells the solver what to do, so a
+stored solution is never out of date: whatever changes gives another key. On disk each solution is one small file, and a
+folder can be shared by runs, also at the same time.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import threading
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from tensigma.calibration import LayerStats
+from tensigma.errors import StoreError
+from tensigma.running import Digest
+from tensigma.solving.solve import Solution, solve
+from tensigma.solving.treatment import Treatment
+
+logger = logging.getLogger(__name__)
+
+# Raised when what is stored, or what solvers make of the same input, changes.
+_VERSION = 2
+
+
+class Solutions:
+    """Layers that were solved, so that none is solved twice.
+
+    >>> from tensigma.layers import Geometry
+    >>> from tensigma.solving import method_of, norm_of
+    >>> layer, svd = nn.Linear(8, 6), method_of("svd")
+    >>> treatment = Treatment(geometry=Geometry.of(layer), method=svd, norm=norm_of("frobenius"), format=svd.format((2,)))
+    >>> solutions = Solutions()
+    >>> [solutions.get_or_solve(treatment, layer, None)[1] for _ in range(2)]
+    [False, True]
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self._memory: dict[str, Solution] = {}
+        if self.folder is not None:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StoreError(f"the cache {self.folder} cannot be made: {error.strerror or error}") from error
+
+    def get_or_solve(
+        self, treatment: Treatment, module: nn.Module, stats: LayerStats | None, *, keep: bool = True
+    ) -> tuple[Solution, bool]:
+        """The solution for a layer, and whether it was known already; its modules are the caller's own.
+
+        Without ``keep`` the solution is written to the folder but not kept in memory.
+        """
+        if not keep and not self._memory and self.folder is None:
+            return solve(treatment, module, stats), False
+        key = key_of(treatment, module, stats)
+        if key in self._memory:
+            return _copy(self._memory[key]), True
+        solution = None if self.folder is None else _read(self._file(key), treatment)
+        known = solution is not None
+        if solution is None:
+            solution = solve(treatment, module, stats)
+            if self.folder is not None:
+                _write(self._file(key), solution)
+        if keep:
+            self._memory[key] = _copy(solution)
+        return solution, known
+
+    def on_disk(self, folder: str | os.PathLike[str]) -> Solutions:
+        """The same solutions, kept in a folder too from now on."""
+        other = Solutions(folder)
+        other._memory = self._memory
+        return other
+
+    def _file(self, key: str) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{key}.safetensors"
+
+
+def _copy(solution: Solution) -> Solution:
+    # Whoever puts modules into a model moves them to its device and precision.
+    return replace(solution, modules=copy.deepcopy(solution.modules))
+
+
+def key_of(treatment: Treatment, module: nn.Module, stats: LayerStats | None) -> str:
+    """A digest of all that a solution depends on."""
+    facts = {
+        "cache": _VERSION,
+        "library": version("tensigma"),
+        "geometry": asdict(treatment.geometry),
+        "method": treatment.method.name,
+        "ranks": treatment.ranks,
+        "norm": treatment.norm.name,
+        "options": {key: repr(value) for key, value in sorted(treatment.options.items())},
+        "stats": None if stats is None else _stats_digest(stats, weighs_entries=treatment.norm.weighs_entries),
+    }
+    digest = Digest(20).add(facts)
+    for tensor in (module.weight, module.bias):
+        assert tensor is None or isinstance(tensor, Tensor)
+        digest.add(tensor)
+    return digest.text
+
+
+# The moments of a wide layer take as long to read as a small layer takes to solve.
+_digests: WeakKeyDictionary[LayerStats, dict[bool, str]] = WeakKeyDictionary()
+
+
+def _stats_digest(stats: LayerStats, *, weighs_entries: bool) -> str:
+    known = _digests.setdefault(stats, {})
+    if weighs_entries not in known:
+        digest = Digest(20).add(stats.input_shape).add(stats.mean)
+        digest.add(stats.rows if stats.rows is not None else stats.covariance)
+        if weighs_entries:
+            digest.add(stats.fisher).add(stats.output_abs_mean)
+        known[weighs_entries] = digest.text
+    return known[weighs_entries]
+
+
+def _write(file: Path, solution: Solution) -> None:
+    # One name for every thread and process, so that two that solve the same layer do not meet.
+    partial = file.with_suffix(f".partial-{os.getpid()}-{threading.get_ident()}")
+    tensors = {key: tensor.cpu() for key, tensor in solution.tensors().items()}
+    try:
+        save_file(tensors, partial, metadata={"solution": json.dumps(solution.facts())})
+        partial.replace(file)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise StoreError(f"the cache cannot be written to: {error}") from error
+
+
+def _read(file: Path, treatment: Treatment) -> Solution | None:
+    """The solution in ``file``; None where there is none, or none that can be read."""
+    if not file.is_file():
+        return None
+    try:
+        with safe_open(file, framework="pt") as stored:
+            facts = json.loads(stored.metadata()["solution"])
+            tensors = {key: stored.get_tensor(key) for key in stored.keys()}
+        return Solution.rebuilt(treatment, tensors, facts)
+    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
+        logger.warning("the cached solution %s (%s) cannot be read and is solved again: %s", file.name, treatment.label, error)
+        return None

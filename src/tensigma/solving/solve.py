@@ -1,0 +1,99 @@
+"""One layer, from how it is to be treated to the modules that stand in for it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tensigma.calibration import LayerStats
+from tensigma.layers import empty_modules, kernels_of, to_modules
+from tensigma.linalg import Factors, Metric
+from tensigma.planning import Entry
+from tensigma.solving.treatment import Treatment
+from tensigma.solving.metrics import gram_metrics, identity_metrics, means
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """The modules of one layer and how good they are."""
+
+    modules: nn.Sequential
+    #: √(tr(ΔΣΔᵀ) ÷ tr(MΣMᵀ)), with Σ_c under the centred norm; None where there are no statistics.
+    error: float | None
+    #: The same with the identity for Σ.
+    frobenius_error: float
+    #: Whether the solver stopped because nothing was left to gain.
+    converged: bool
+    seconds: float
+
+    def facts(self) -> dict[str, Any]:
+        """All but the modules, as plain data."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "modules"}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights of the modules by name."""
+        return {key: tensor.detach().contiguous() for key, tensor in self.modules.state_dict().items()}
+
+    @classmethod
+    def rebuilt(cls, treatment: Treatment, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Solution:
+        """A solution out of :meth:`tensors` and :meth:`facts`."""
+        bias = any(key.endswith(".bias") for key in tensors)
+        modules = empty_modules(treatment.format, replace(treatment.geometry, bias=bias))
+        modules.load_state_dict(dict(tensors), assign=True)
+        return cls(modules=modules, **facts)
+
+
+def solve(treatment: Treatment, module: nn.Module, stats: LayerStats | None) -> Solution:
+    """Decompose the kernel of ``module`` as ``treatment`` says."""
+    start = time.perf_counter()
+    geometry, method = treatment.geometry, treatment.method
+    kernels = kernels_of(module)
+    targets = treatment.norm.targets(geometry, stats)
+    with torch.no_grad():
+        fits = [
+            method.fit(kernel, treatment.ranks, target, treatment.options)
+            for kernel, target in zip(kernels, targets, strict=True)
+        ]
+        factors: list[Factors] = [fit.factors for fit in fits]
+        residuals = [kernel.to(f.to_dense()) - f.to_dense() for kernel, f in zip(kernels, factors, strict=True)]
+        bias = _bias(treatment, module, residuals, stats)
+        error = None
+        if stats is not None:
+            functional = [target for target in targets if isinstance(target, Metric) and not target.is_identity]
+            error = _relative(kernels, residuals, functional or gram_metrics(geometry, stats))
+        frobenius = _relative(kernels, residuals, identity_metrics(geometry))
+        modules = to_modules(factors, geometry, bias)
+    converged = all(fit.converged for fit in fits)
+    return Solution(modules, error, frobenius, converged, time.perf_counter() - start)
+
+
+def _bias(
+    treatment: Treatment, module: nn.Module, residuals: Sequence[Tensor], stats: LayerStats | None
+) -> Tensor | None:
+    """b̃ = b + (M − M̃) μ: what is lost on average moves into the bias."""
+    bias = module.bias
+    assert bias is None or isinstance(bias, Tensor)
+    former = None if bias is None else bias.detach()
+    if not treatment.norm.moves_bias:
+        return former
+    assert stats is not None
+    groups = zip(residuals, means(treatment.geometry, stats), strict=True)
+    # Float64: a mean far larger than the spread would leave its rounding in every output.
+    shift = torch.cat([residual.flatten(1).double() @ mean.to(residual.device).double() for residual, mean in groups])
+    return (shift if former is None else former.double() + shift).to(residuals[0].dtype)
+
+
+def _relative(kernels: Sequence[Tensor], residuals: Sequence[Tensor], metrics: Sequence[Metric]) -> float:
+    """Errors of the groups of a layer, together."""
+    lost = energy = 0.0
+    for kernel, residual, metric in zip(kernels, residuals, metrics, strict=True):
+        suited = metric.to(residual)
+        lost += suited.norm(residual).item() ** 2
+        energy += suited.norm(kernel.to(residual)).item() ** 2
+    return math.sqrt(lost / energy) if energy > 0 else 0.0

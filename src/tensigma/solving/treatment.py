@@ -1,0 +1,43 @@
+"""How one layer is to be compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensigma.layers import Format, Geometry
+from tensigma.solving.methods import Method
+from tensigma.solving.norms import Norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Treatment:
+    """A layer's geometry, the method and ranks it takes, and the norm under which it is approximated.
+
+    >>> from torch import nn
+    >>> from tensigma.solving import method_of, norm_of
+    >>> tucker2 = method_of("tucker2")
+    >>> treatment = Treatment(geometry=Geometry.of(nn.Conv2d(8, 8, 3)), method=tucker2, norm=norm_of("sigma"),
+    ...                       format=tucker2.format((4, 2)))
+    >>> treatment.label, treatment.ranks
+    ('tucker2 4 2', (4, 2))
+    """
+
+    geometry: Geometry
+    method: Method
+    norm: Norm
+    #: The decomposition with its ranks.
+    format: Format
+    #: Options of the solver, such as ``max_sweeps``.
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks, in the order of the format."""
+        return self.format.ranks
+
+    @property
+    def label(self) -> str:
+        """Method and ranks in a word or two."""
+        return " ".join([self.method.name, *map(str, self.ranks)])
