@@ -22,6 +22,7 @@ from tensigma.layers.geometry import TARGETS, Geometry
 from tensigma.layers.kernel import kernels_of, to_kernels, to_weight, why_not
 from tensigma.layers.recognise import find_compressed, original_fingerprint, recognise
 from tensigma.layers.replace import Layer, find_layers, replace_
+from tensigma.layers.spatial_svd_format import SpatialSVDFormat
 from tensigma.layers.stages import (
     along,
     axis_groups,
@@ -32,6 +33,7 @@ from tensigma.layers.stages import (
     two_axes_reason,
 )
 from tensigma.layers.svd_format import SVDFormat
+from tensigma.layers.tensor_train_format import TensorTrainFormat
 from tensigma.layers.tucker2_format import Tucker2Format
 
 __all__ = [
@@ -44,6 +46,8 @@ __all__ = [
     "Geometry",
     "Layer",
     "SVDFormat",
+    "SpatialSVDFormat",
+    "TensorTrainFormat",
     "Tucker2Format",
     "along",
     "axis_groups",

@@ -148,7 +148,7 @@ def two_axes_reason(title: str, geometry: Geometry) -> str | None:
     if geometry.kind == "linear":
         return f"{title} needs a kernel with two spatial axes and Linear has none; use method='svd' for it"
     if geometry.kind == "conv_transpose":
-        return f"{title} cannot replace a transposed convolution; use method='tucker2' or method='svd' for it"
+        return f"{title} cannot carry a transposed convolution; use method='tucker2' or method='svd' for it"
     if geometry.n_spatial != 2:
         return (
             f"{title} needs two spatial axes and this convolution has {geometry.n_spatial}; use method='tucker2' for it"
@@ -157,4 +157,9 @@ def two_axes_reason(title: str, geometry: Geometry) -> str | None:
         method = "svd" if geometry.is_pointwise else "tucker2"
         size = "×".join(map(str, geometry.kernel_size))
         return f"{title} needs more than one tap on both axes and the kernel is {size}; use method='{method}' for it"
-    return depthwise_reason(geometry)
+    if geometry.is_depthwise:
+        return (
+            f"{title} is not offered for a depthwise convolution (groups={geometry.groups}), which has few weights to "
+            "save; leave it dense"
+        )
+    return None
