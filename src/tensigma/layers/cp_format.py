@@ -93,19 +93,15 @@ class CPFormat(Format[CPFactors]):
 
     @classmethod
     def guesses(cls, names: Sequence[str], stages: Sequence[Geometry]) -> Iterator[Compressed]:
-        if len(names) < 3 or (names[0], names[-1]) != ("reduce", "expand"):
-            return
-        reduce, *depthwise, expand = stages
-        joint = list(names[1:-1]) == ["depth"]
+        axes = [axis for axis in range(stages[0].n_spatial) if f"depth{axis}" in names]
+        joint = list(names) == ["reduce", "depth", "expand"]
         if joint:
-            whole = depthwise[0]
+            whole = stages[1]
+        elif axes and list(names) == ["reduce", *(f"depth{axis}" for axis in axes), "expand"]:
+            whole = joined(axes, stages[1:-1])
         else:
-            axes = [name.removeprefix("depth") for name in names[1:-1]]
-            if not all(
-                axis.isdecimal() and name == f"depth{axis}" for axis, name in zip(axes, names[1:-1], strict=True)
-            ):
-                return
-            whole = joined([int(axis) for axis in axes], depthwise)
+            return
+        reduce, expand = stages[0], stages[-1]
         geometry = replace(
             whole, in_channels=reduce.in_channels, out_channels=expand.out_channels, groups=1, bias=expand.bias
         )

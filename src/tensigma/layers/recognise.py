@@ -30,7 +30,7 @@ def recognise(module: nn.Module) -> Compressed | None:
     if type(module) is not nn.Sequential or not all(type(child) in TARGETS for child in module):
         return None
     stages = {name: Geometry.of(child) for name, child in module.named_children()}
-    if len(stages) != len(module):  # the same layer twice
+    if not stages or len(stages) != len(module):  # empty, or the same layer twice
         return None
     for format_type in FORMATS.values():
         compressed = _confirmed(format_type, stages)
