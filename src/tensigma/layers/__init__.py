@@ -1,43 +1,83 @@
-"""Layers as geometry, factors as modules, and surgery by name."""
+"""Layers as geometry, formats that replace them, and surgery by name.
 
-from tensigma.layers.architecture import compressible, fingerprint, first_difference
+A format is registered when its file is imported, so every built-in one is imported here.
+"""
+
+from tensigma.layers.architecture import compressible, describe, fingerprint, first_difference
 from tensigma.layers.build import empty_modules, from_modules, to_layer, to_modules
 from tensigma.layers.cost import Cost, cost
-from tensigma.layers.formats import CPFormat, Format, SVDFormat, Tucker2Format, format_of
-from tensigma.layers.geometry import Geometry, TARGETS
-from tensigma.layers.kernel import kernel_of, kernels_of, to_kernels, to_weight, why_not
-from tensigma.layers.patterns import matches, select
+from tensigma.layers.cp_format import CPFormat
+from tensigma.layers.format import (
+    FORMATS,
+    Compressed,
+    Format,
+    check,
+    format_from_json,
+    format_of,
+    format_to_json,
+    register_format,
+    temporary_formats,
+)
+from tensigma.layers.geometry import TARGETS, Geometry
+from tensigma.layers.kernel import kernels_of, to_kernels, to_weight, why_not
 from tensigma.layers.recognise import find_compressed, original_fingerprint, recognise
 from tensigma.layers.replace import Layer, find_layers, replace_
+from tensigma.layers.spatial_svd_format import SpatialSVDFormat
+from tensigma.layers.stages import (
+    along,
+    axis_groups,
+    depthwise_reason,
+    joined,
+    pointwise,
+    pointwise_kernel,
+    two_axes_reason,
+)
+from tensigma.layers.svd_format import SVDFormat
+from tensigma.layers.tensor_train_format import TensorTrainFormat
+from tensigma.layers.tucker2_format import Tucker2Format
 
 __all__ = [
+    "FORMATS",
     "TARGETS",
     "CPFormat",
+    "Compressed",
     "Cost",
     "Format",
     "Geometry",
     "Layer",
     "SVDFormat",
+    "SpatialSVDFormat",
+    "TensorTrainFormat",
     "Tucker2Format",
+    "along",
+    "axis_groups",
+    "check",
     "compressible",
     "cost",
+    "depthwise_reason",
+    "describe",
     "empty_modules",
     "find_compressed",
     "find_layers",
     "fingerprint",
     "first_difference",
+    "format_from_json",
     "format_of",
+    "format_to_json",
     "from_modules",
-    "kernel_of",
+    "joined",
     "kernels_of",
-    "matches",
     "original_fingerprint",
+    "pointwise",
+    "pointwise_kernel",
     "recognise",
+    "register_format",
     "replace_",
-    "select",
+    "temporary_formats",
     "to_kernels",
     "to_layer",
     "to_modules",
     "to_weight",
+    "two_axes_reason",
     "why_not",
 ]

@@ -1,4 +1,4 @@
-"""What a model is built of, in words that two models can be compared by."""
+"""What a model is built of, in words by which two models can be compared."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from torch import nn
 from tensigma.layers.geometry import TARGETS, Geometry
 
 
+def compressible(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Names and modules of the layers that Tensigma can read, in the order of the model."""
+    for name, module in model.named_modules():
+        if type(module) in TARGETS:
+            yield name, module
+
+
 def fingerprint(model: nn.Module) -> dict[str, str]:
-    """Name → geometry in words, for every layer of ``model`` that Tensigma can compress.
+    """Name → geometry in words, for every layer of ``model`` that Tensigma can read.
 
     >>> fingerprint(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Linear(4, 2)))
     {'0': 'conv 3→4 kernel 3×3 stride 1×1 padding 1×1 dilation 1×1 groups 1 zeros', '2': 'linear 4→2'}
@@ -18,14 +25,12 @@ def fingerprint(model: nn.Module) -> dict[str, str]:
     return {name: describe(Geometry.of(module)) for name, module in compressible(model)}
 
 
-def compressible(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Names and modules of the layers Tensigma can read, in the order of the model."""
-    for name, module in model.named_modules():
-        if type(module) in TARGETS:
-            yield name, module
-
-
 def describe(geometry: Geometry) -> str:
+    """A geometry in words, without the bias, which compression may add.
+
+    >>> describe(Geometry.of(nn.Linear(4, 2)))
+    'linear 4→2'
+    """
     text = f"{geometry.kind} {geometry.in_channels}→{geometry.out_channels}"
     if not geometry.n_spatial:
         return text
@@ -39,7 +44,11 @@ def describe(geometry: Geometry) -> str:
 def first_difference(
     first: Mapping[str, str], second: Mapping[str, str], mine: str = "the first", yours: str = "the second"
 ) -> str | None:
-    """The first layer in which two fingerprints differ, in words, or None."""
+    """The first layer in which two fingerprints differ, in words, or None where they are equal.
+
+    >>> first_difference({"fc": "linear 4→2"}, {"fc": "linear 4→3"})
+    "layer 'fc' is linear 4→2 in the first and linear 4→3 in the second"
+    """
     for name in first:
         if name not in second:
             return f"layer {name!r} ({first[name]}) of {mine} is missing in {yours}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tensigma.layers.formats import Format
+from tensigma.layers.format import Format
 from tensigma.layers.geometry import Geometry
 
 
@@ -33,7 +33,7 @@ def cost(
     compressed layer has one, where that differs from the original.
 
     >>> from torch import nn
-    >>> from tensigma.layers.formats import SVDFormat
+    >>> from tensigma.layers import SVDFormat
     >>> geometry = Geometry.of(nn.Linear(100, 50))
     >>> cost(None, geometry), cost(SVDFormat(10), geometry)
     (Cost(params=5050, macs=5000), Cost(params=1550, macs=1500))

@@ -6,21 +6,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from tensigma.errors import InputError, UnsupportedLayer
-from tensigma.layers.formats import Format
+from tensigma.layers.format import Format
 from tensigma.layers.geometry import TARGETS, Geometry
-
-
-def kernel_of(module: nn.Module) -> Tensor:
-    """The kernel of a layer as (t, s, *taps), or (groups, t/groups, s/groups, *taps) where the layer is grouped.
-
-    The same leading axis as the gram of the layer has. It is a detached view where the memory layout allows one.
-
-    >>> kernel_of(nn.ConvTranspose2d(4, 6, 3)).shape, kernel_of(nn.Conv2d(4, 6, 3, groups=2)).shape
-    (torch.Size([6, 4, 3, 3]), torch.Size([2, 3, 2, 3, 3]))
-    """
-    geometry = Geometry.of(module)
-    kernels = to_kernels(module.weight.detach(), geometry)  # type: ignore[operator]
-    return kernels if geometry.groups > 1 else kernels[0]
 
 
 def kernels_of(module: nn.Module) -> tuple[Tensor, ...]:
@@ -52,7 +39,7 @@ def why_not(module: nn.Module, format: Format | type[Format] | None = None) -> s
 
     Reasons that need the whole model, such as tied weights, come from :func:`tensigma.layers.find_layers`.
 
-    >>> from tensigma.layers.formats import CPFormat
+    >>> from tensigma.layers import CPFormat
     >>> why_not(nn.Conv2d(8, 8, 3, groups=2), CPFormat)
     "CP cannot carry groups=2; use method='tucker2' for it"
     >>> why_not(nn.Conv2d(8, 8, 3), CPFormat)
@@ -66,8 +53,8 @@ def why_not(module: nn.Module, format: Format | type[Format] | None = None) -> s
         base = next((target.__name__ for target in TARGETS if isinstance(module, target)), None)
         if base is None:
             return str(error)
-        own = f"{type(module).__module__}.{type(module).__qualname__}"
-        return f"{own} is a subclass of nn.{base} and may compute something else; it is left alone"
+        path = f"{type(module).__module__}.{type(module).__qualname__}"
+        return f"{path} is a subclass of nn.{base} and may compute something else; it is left alone"
     # The older weight_norm, spectral_norm and pruning recompute the weight before every call.
     if module._parameters.get("weight") is None:
         return "weight is recomputed by a hook (weight_norm, spectral_norm or pruning); remove that first"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tensigma.errors import InputError, UnsupportedLayer
-from tensigma.layers.formats import Format
+from tensigma.layers.format import Format
 from tensigma.layers.geometry import TARGETS, Geometry
 from tensigma.layers.kernel import why_not
 
@@ -77,9 +77,9 @@ def _reason(
     parent = model.get_submodule(name.rpartition(".")[0])
     if isinstance(parent, _READS_WEIGHTS):
         return f"nn.{type(parent).__name__} reads the weight of this layer directly"
-    own = why_not(module)
-    if own is not None:
-        return own
+    reason = why_not(module)
+    if reason is not None:
+        return reason
     for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
         tied = [owner for owner in owners[parameter] if owner != f"{name}.{key}"]
         if tied:

@@ -21,13 +21,13 @@ def test_layers_are_listed_in_order_of_definition() -> None:
             self.blocks = nn.ModuleList([nn.Sequential(nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)) for _ in range(2)])
             self.head = nn.Linear(8, 4)
 
-    found = find_layers(Net())
-    assert [layer.name for layer in found] == ["stem", "blocks.0.1", "blocks.1.1", "head"]
-    assert [layer.reason for layer in found] == [None] * 4
-    assert found[0].geometry == Geometry.of(nn.Conv2d(3, 8, 3))
-    assert found[0].why_not(CPFormat) is None
-    assert "method='svd'" in (found[3].why_not(Tucker2Format) or "")
-    assert found[3].why_not(SVDFormat(2)) is None
+    layers = find_layers(Net())
+    assert [layer.name for layer in layers] == ["stem", "blocks.0.1", "blocks.1.1", "head"]
+    assert [layer.reason for layer in layers] == [None] * 4
+    assert layers[0].geometry == Geometry.of(nn.Conv2d(3, 8, 3))
+    assert layers[0].why_not(CPFormat) is None
+    assert "method='svd'" in (layers[3].why_not(Tucker2Format) or "")
+    assert layers[3].why_not(SVDFormat(2)) is None
 
 
 def test_shared_modules_and_blocks_are_reported() -> None:
@@ -49,9 +49,9 @@ def test_tied_weights_are_reported() -> None:
 
 def test_computed_weights_are_reported() -> None:
     model = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4))
-    found = reasons(model)
-    assert found["1"] is None
-    assert "remove_parametrizations" in (found["0"] or "")
+    reason_of = reasons(model)
+    assert reason_of["1"] is None
+    assert "remove_parametrizations" in (reason_of["0"] or "")
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -61,10 +61,10 @@ def test_weights_recomputed_by_hooks_are_reported() -> None:
 
 
 def test_attention_is_left_alone() -> None:
-    found = reasons(nn.TransformerEncoderLayer(8, 2, dim_feedforward=16))
-    assert set(found) == {"self_attn.out_proj", "linear1", "linear2"}
-    assert found["self_attn.out_proj"] == "nn.MultiheadAttention reads the weight of this layer directly"
-    assert found["linear1"] == "nn.TransformerEncoderLayer reads the weight of this layer directly"
+    reason_of = reasons(nn.TransformerEncoderLayer(8, 2, dim_feedforward=16))
+    assert set(reason_of) == {"self_attn.out_proj", "linear1", "linear2"}
+    assert reason_of["self_attn.out_proj"] == "nn.MultiheadAttention reads the weight of this layer directly"
+    assert reason_of["linear1"] == "nn.TransformerEncoderLayer reads the weight of this layer directly"
 
 
 def test_subclasses_are_left_alone() -> None:
