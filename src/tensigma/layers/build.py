@@ -25,7 +25,7 @@ from tensigma.layers.formats import (
 )
 from tensigma.layers.geometry import Geometry
 from tensigma.layers.kernel import to_kernels, to_weight
-from tensigma.linalg.factors import CPFactors, Factors, SVDFactors, Tucker2Factors
+from tensigma.linalg import CPFactors, Factors, SVDFactors, Tucker2Factors
 
 
 def to_modules(factors: Factors | Sequence[Factors], geometry: Geometry, bias: Tensor | None = None) -> nn.Sequential:

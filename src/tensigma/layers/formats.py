@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 
 from tensigma.errors import InputError, RankError, UnsupportedLayer
 from tensigma.layers.geometry import Geometry
-from tensigma.linalg.factors import CPFactors, Factors, SVDFactors, Tucker2Factors
+from tensigma.linalg import CPFactors, Factors, SVDFactors, Tucker2Factors
 
 
 class Format(Protocol):

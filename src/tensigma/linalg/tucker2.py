@@ -6,21 +6,26 @@ Given X, the best U and G together are a reduced-rank regression with a closed f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from tensigma.errors import InputError
+from tensigma.errors import InputError, RankError
 from tensigma.linalg.conjugate import conjugate_gradient
-from tensigma.linalg.factors import Tucker2Factors
+from tensigma.linalg.curves import rank_grid, share_lost
+from tensigma.linalg.factors import count_params
 from tensigma.linalg.fit import Fit
 from tensigma.linalg.iterate import iterate
 from tensigma.linalg.lbfgs import Descent, Point
 from tensigma.linalg.metric import Metric
 from tensigma.linalg.options import check_options
 from tensigma.linalg.problem import Problem, check_rank, orthonormal, psd_cholesky
+from tensigma.linalg.solver import RankTuple, Solver
+from tensigma.linalg.spectra import Spectra
+from tensigma.linalg.vbmf import alpha_rank, vbmf_rank
 
 # Inner steps for X in one ALS sweep. More do not lower the error a sweep reaches; measured with 2 and 10.
 _CG_STEPS = 2
@@ -28,10 +33,46 @@ _CG_STEPS = 2
 _RIDGE = 1e-3
 # Up to this order normal equations are solved in float64 and a second start is tried: both cost next to nothing there.
 _SMALL = 1024
+# How many values each rank takes in the error curve. More change no choice by more than its rounding.
+_CURVE_RANKS = 24
+
+
+@dataclass(frozen=True, eq=False)
+class Tucker2Factors:
+    """``kernel = core ×₁ out_basis ×₂ in_basis``: pointwise, small spatial core, pointwise.
+
+    >>> factors = Tucker2Factors(torch.eye(4, 2), torch.ones(2, 3, 3, 3), torch.eye(5, 3))
+    >>> factors.shape, factors.n_params
+    ((4, 5, 3, 3), 77)
+    """
+
+    out_basis: Tensor  # (t, r_t)
+    core: Tensor  # (r_t, r_s, *taps)
+    in_basis: Tensor  # (s, r_s)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.out_basis.shape[0], self.in_basis.shape[0], *self.core.shape[2:])
+
+    @property
+    def n_params(self) -> int:
+        return count_params((self.out_basis, self.core, self.in_basis))
+
+    @property
+    def rank_out(self) -> int:
+        return self.out_basis.shape[1]
+
+    @property
+    def rank_in(self) -> int:
+        return self.in_basis.shape[1]
+
+    def to_dense(self) -> Tensor:
+        core = self.core.reshape(self.rank_out, self.rank_in, -1)  # (r_t, r_s, k)
+        return torch.einsum("ta,abk,sb->tsk", self.out_basis, core, self.in_basis).reshape(self.shape)
 
 
 @dataclass(frozen=True)
-class Tucker2:
+class Tucker2(Solver):
     """A pointwise layer into ``rank_in`` channels, a spatial core, and a pointwise layer out of ``rank_out`` channels.
 
     ``solver="varpro"`` searches the input basis by quasi-Newton steps with the rest eliminated; ``solver="als"``
@@ -57,6 +98,28 @@ class Tucker2:
 
     def __post_init__(self) -> None:
         check_options(self, solvers=("varpro", "als"), inits=("auto", "data", "hosvd"), factors=Tucker2Factors)
+
+    @classmethod
+    def max_ranks(cls, shape: Sequence[int]) -> RankTuple:
+        return shape[0], shape[1]
+
+    @classmethod
+    def vbmf_ranks(cls, kernel: Tensor, alpha: float) -> RankTuple:
+        return tucker2_ranks(kernel, alpha)
+
+    @classmethod
+    def energy_ranks(cls, spectra: Spectra, tail: float, shape: Sequence[int]) -> RankTuple:
+        return spectra.rank_out(tail), spectra.rank_in(tail)
+
+    @classmethod
+    def errors(cls, kernel: Tensor, metric: Metric) -> list[tuple[RankTuple, float]]:
+        ranks_out, ranks_in = (rank_grid(n, _CURVE_RANKS) for n in kernel.shape[:2])
+        rows = tucker2_errors(kernel, metric, ranks_in).tolist()
+        return [
+            ((rank_out, rank_in), row[rank_out - 1])
+            for rank_in, row in zip(ranks_in, rows, strict=True)
+            for rank_out in ranks_out
+        ]
 
     def fit(self, weight: Tensor, metric: Metric) -> Fit[Tucker2Factors]:
         problem = Problem(weight, metric)
@@ -87,6 +150,52 @@ class Tucker2:
         both = self.init == "auto" and problem.size <= _SMALL
         kinds = [True, False] if both else [self.init != "hosvd"]
         return [input_basis(problem, self.rank_out, data=data)[:, : self.rank_in].contiguous() for data in kinds]
+
+
+def tucker2_errors(weight: Tensor, metric: Metric, ranks_in: Sequence[int]) -> Tensor:
+    """Squared relative errors of Tucker-2 from its data-aware start, (len(ranks_in), t): row by rank_in, column by
+    rank_out − 1. A solver that starts there ends a few per cent lower.
+
+    The input directions are nested, so one Cholesky factor of the full normal matrix, ordered direction by direction,
+    contains that of every rank_in; and for each of them one eigendecomposition serves every rank_out.
+
+    >>> weight = torch.randn(6, 4, 3, 3, generator=torch.Generator().manual_seed(0))
+    >>> errors = tucker2_errors(weight, Metric.identity(36), [2, 4])
+    >>> errors.shape, errors[1, 5].item() < 1e-6, bool((errors[0] >= errors[1]).all())
+    (torch.Size([2, 6]), True, True)
+    """
+    p = Problem(weight, metric)
+    t, s, k = p.n_out, p.n_in, p.n_taps
+    if list(ranks_in) != sorted(set(ranks_in)) or not ranks_in or not 1 <= ranks_in[0] <= ranks_in[-1] <= s:
+        raise RankError(f"ranks_in rise from at least 1 to at most {s} for this kernel, got {list(ranks_in)}")
+    basis = input_basis(p, t, data=True)
+    if p.gram is None:
+        inner = torch.einsum("kl,rq->krlq", torch.eye(k).to(basis), basis.T @ basis)
+    else:
+        image = (p.gram.view(-1, s) @ basis).view(k, s, k * s)  # S B, rows (k, s), columns (k, r)
+        inner = (basis.T @ image).view(k, s, k, s)  # Bᵀ S B as (k, r, k, r)
+    # Direction-major: leading blocks then belong to the leading directions.
+    normal = inner.permute(1, 0, 3, 2).reshape(s * k, s * k).double()
+    cross = (p.kernel_gram.view(-1, s) @ basis).view(t, k, s).transpose(1, 2).reshape(t, s * k).double()  # M S B
+    lower = psd_cholesky((normal + normal.T) / 2)
+    whitened = torch.linalg.solve_triangular(lower, cross.T, upper=False)  # (s·k, t)
+    total = torch.tensor(p.damped_norm2, dtype=torch.float64, device=basis.device)
+    explained = torch.zeros(t, t, dtype=torch.float64, device=basis.device)
+    rows, done = [], 0
+    for rank in ranks_in:
+        block = whitened[done * k : rank * k]
+        explained = explained + block.T @ block
+        done = rank
+        energies = torch.linalg.eigvalsh(explained).flip(0).clamp_min(0)
+        rows.append(share_lost(energies, total))
+    return torch.stack(rows)
+
+
+def tucker2_ranks(weight: Tensor, alpha: float) -> tuple[int, int]:
+    """The paper's (rank_out, rank_in) for Tucker-2: VBMF of the two channel unfoldings, R_max the channels."""
+    t, s = weight.shape[:2]
+    outs, ins = vbmf_rank(weight.flatten(1)), vbmf_rank(weight.transpose(0, 1).flatten(1))
+    return alpha_rank(outs, t, alpha), alpha_rank(ins, s, alpha)
 
 
 def input_basis(problem: Problem, rank_out: int, *, data: bool) -> Tensor:
