@@ -16,8 +16,10 @@ from tensigma.linalg.factors import Factors
 from tensigma.linalg.fit import Fit
 from tensigma.linalg.metric import Metric
 from tensigma.linalg.solver import RankTuple, Solver, option_names, rank_names
+from tensigma.linalg.spatial_svd import SpatialSVD, SpatialSVDFactors, spatial_svd_errors
 from tensigma.linalg.spectra import Spectra, input_spectrum, output_spectrum
 from tensigma.linalg.svd import SVD, SVDFactors, svd_errors, svd_rank
+from tensigma.linalg.tensor_train import TensorTrain, TensorTrainFactors
 from tensigma.linalg.tucker2 import Tucker2, Tucker2Factors, tucker2_errors, tucker2_ranks
 from tensigma.linalg.vbmf import alpha_rank, vbmf_rank
 from tensigma.linalg.weighted import Importance, WeightedTucker2
@@ -35,7 +37,11 @@ __all__ = [
     "RankTuple",
     "SVDFactors",
     "Solver",
+    "SpatialSVD",
+    "SpatialSVDFactors",
     "Spectra",
+    "TensorTrain",
+    "TensorTrainFactors",
     "Tucker2",
     "Tucker2Factors",
     "WeightedTucker2",
@@ -48,6 +54,7 @@ __all__ = [
     "power_law",
     "rank_grid",
     "rank_names",
+    "spatial_svd_errors",
     "svd_errors",
     "svd_rank",
     "tucker2_errors",

@@ -30,6 +30,7 @@ from tensigma.linalg.problem import Problem, check_rank, psd_cholesky
 from tensigma.linalg.solver import RankTuple, Solver
 from tensigma.linalg.spectra import Spectra
 from tensigma.linalg.svd import output_basis
+from tensigma.linalg.tucker2 import Tucker2, tucker2_params
 from tensigma.linalg.vbmf import alpha_rank, vbmf_rank
 
 # Inner steps for each mode in one ALS sweep.
@@ -147,10 +148,8 @@ class CP(Solver):
     @classmethod
     def energy_ranks(cls, spectra: Spectra, tail: float, shape: Sequence[int]) -> RankTuple:
         """CP has no spectrum of its own: it takes the rank that costs as much as Tucker-2 would."""
-        rank_out, rank_in = spectra.rank_out(tail), spectra.rank_in(tail)
-        t, s, *taps = shape
-        tucker2 = t * rank_out + rank_out * rank_in * math.prod(taps) + s * rank_in
-        return (min(max(1, tucker2 // sum(cls.modes(shape))), *cls.max_ranks(shape)),)
+        budget = tucker2_params(shape, *Tucker2.energy_ranks(spectra, tail, shape))
+        return (min(max(1, budget // sum(cls.modes(shape))), *cls.max_ranks(shape)),)
 
     @classmethod
     def errors(cls, kernel: Tensor, metric: Metric) -> list[tuple[RankTuple, float]]:

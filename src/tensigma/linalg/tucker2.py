@@ -6,6 +6,7 @@ Given X, the best U and G together are a reduced-rank regression with a closed f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
@@ -165,9 +166,33 @@ def tucker2_errors(weight: Tensor, metric: Metric, ranks_in: Sequence[int]) -> T
     (torch.Size([2, 6]), True, True)
     """
     p = Problem(weight, metric)
+    n_in = p.n_in
+    if list(ranks_in) != sorted(set(ranks_in)) or not ranks_in or not 1 <= ranks_in[0] <= ranks_in[-1] <= n_in:
+        raise RankError(f"ranks_in rise from at least 1 to at most {n_in} for this kernel, got {list(ranks_in)}")
+    return errors_of_leading(nested_regression(p), ranks_in, p.damped_norm2)
+
+
+def errors_of_leading(parts: Tensor, counts: Sequence[int], total: float) -> Tensor:
+    """Squared relative errors when the first ``counts`` parts of a :func:`nested_regression` are kept: a row for each
+    count, a column for each output rank. ``total`` is the energy of the kernel."""
+    explained = parts.new_zeros(parts.shape[2], parts.shape[2])
+    rows, done = [], 0
+    for count in counts:
+        block = parts[done:count].flatten(0, 1)
+        explained = explained + block.T @ block
+        done = count
+        energies = torch.linalg.eigvalsh(explained).flip(0).clamp_min(0)
+        rows.append(share_lost(energies, torch.tensor(total).to(energies)))
+    return torch.stack(rows)
+
+
+def nested_regression(problem: Problem) -> Tensor:
+    """What the regression of M on the first 1, 2, … starting directions explains: Z (s, k, t) in float64.
+
+    The energy that the leading r directions explain is Σ Z[:r]², and its split over outputs is Σ Z[:r]ᵀ Z[:r].
+    """
+    p = problem
     t, s, k = p.n_out, p.n_in, p.n_taps
-    if list(ranks_in) != sorted(set(ranks_in)) or not ranks_in or not 1 <= ranks_in[0] <= ranks_in[-1] <= s:
-        raise RankError(f"ranks_in rise from at least 1 to at most {s} for this kernel, got {list(ranks_in)}")
     basis = input_basis(p, t, data=True)
     if p.gram is None:
         inner = torch.einsum("kl,rq->krlq", torch.eye(k).to(basis), basis.T @ basis)
@@ -178,17 +203,7 @@ def tucker2_errors(weight: Tensor, metric: Metric, ranks_in: Sequence[int]) -> T
     normal = inner.permute(1, 0, 3, 2).reshape(s * k, s * k).double()
     cross = (p.kernel_gram.view(-1, s) @ basis).view(t, k, s).transpose(1, 2).reshape(t, s * k).double()  # M S B
     lower = psd_cholesky((normal + normal.T) / 2)
-    whitened = torch.linalg.solve_triangular(lower, cross.T, upper=False)  # (s·k, t)
-    total = torch.tensor(p.damped_norm2, dtype=torch.float64, device=basis.device)
-    explained = torch.zeros(t, t, dtype=torch.float64, device=basis.device)
-    rows, done = [], 0
-    for rank in ranks_in:
-        block = whitened[done * k : rank * k]
-        explained = explained + block.T @ block
-        done = rank
-        energies = torch.linalg.eigvalsh(explained).flip(0).clamp_min(0)
-        rows.append(share_lost(energies, total))
-    return torch.stack(rows)
+    return torch.linalg.solve_triangular(lower, cross.T, upper=False).view(s, k, t)
 
 
 def tucker2_ranks(weight: Tensor, alpha: float) -> tuple[int, int]:
@@ -196,6 +211,16 @@ def tucker2_ranks(weight: Tensor, alpha: float) -> tuple[int, int]:
     t, s = weight.shape[:2]
     outs, ins = vbmf_rank(weight.flatten(1)), vbmf_rank(weight.transpose(0, 1).flatten(1))
     return alpha_rank(outs, t, alpha), alpha_rank(ins, s, alpha)
+
+
+def tucker2_params(shape: Sequence[int], rank_out: int, rank_in: int) -> int:
+    """The numbers that Tucker-2 stores for a kernel of this shape.
+
+    >>> tucker2_params((64, 32, 3, 3), rank_out=16, rank_in=8)
+    2432
+    """
+    t, s, *taps = shape
+    return t * rank_out + rank_out * rank_in * math.prod(taps) + s * rank_in
 
 
 def input_basis(problem: Problem, rank_out: int, *, data: bool) -> Tensor:
@@ -271,12 +296,12 @@ class Elimination:
 
     def descent(self) -> Descent[Regression]:
         """Quasi-Newton steps on X, preconditioned by the Hessian that S ≈ C ⊗ D would have with G held fixed."""
-        channel = psd_cholesky(_ridged(self.problem.channel_gram))
+        channel = psd_cholesky(ridged(self.problem.channel_gram))
 
         def precondition(point: Point[Regression], vector: Tensor) -> Tensor:
             scale = 2 / self.problem.damped_norm2
             matrix = self._matrix(vector).double()
-            core = psd_cholesky(_ridged(self._core_gram(point.payload.core)))
+            core = psd_cholesky(ridged(self.core_gram(point.payload.core)))
             left = torch.cholesky_solve(matrix, channel)
             return torch.cholesky_solve(left.T, core).T.reshape(-1).to(vector.dtype) / scale
 
@@ -287,8 +312,8 @@ class Elimination:
         p = self.problem
         core = point.payload.core
         basis = self.basis_of(point)
-        channel = psd_cholesky(_ridged(p.channel_gram))
-        small = psd_cholesky(_ridged(self._core_gram(core)))
+        channel = psd_cholesky(ridged(p.channel_gram))
+        small = psd_cholesky(ridged(self.core_gram(core)))
         r = basis.shape[1]
 
         def normal(matrix: Tensor) -> Tensor:
@@ -324,7 +349,7 @@ class Elimination:
             return torch.block_diag(*[basis] * p.n_taps)
         return (p.gram.view(-1, p.n_in) @ basis).view(p.size, p.n_taps * r)
 
-    def _core_gram(self, core: Tensor) -> Tensor:
+    def core_gram(self, core: Tensor) -> Tensor:
         """Σ_{k,l} D_kl G_kᵀ G_l, (r_s, r_s)."""
         p = self.problem
         by_tap = core.view(self.rank_out, p.n_taps, -1).double()
@@ -341,7 +366,7 @@ def _cholesky(normal: Tensor) -> Tensor:
     return psd_cholesky(normal.double())
 
 
-def _ridged(gram: Tensor) -> Tensor:
+def ridged(gram: Tensor) -> Tensor:
     """A PSD matrix in float64 with a ridge that keeps its inverse from blowing up unseen directions."""
     ridged = gram.double()
     mean = ridged.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
