@@ -9,34 +9,52 @@
 (110, True)
 """
 
-from tensigma.linalg.cp import CP, max_rank
-from tensigma.linalg.curves import svd_errors, tucker2_errors
+from tensigma.linalg.cp import CP, CPFactors, CPJoint, cp_rank, max_rank
+from tensigma.linalg.curves import power_law, rank_grid
 from tensigma.linalg.deflation import Deflation
-from tensigma.linalg.factors import CPFactors, Factors, SVDFactors, Tucker2Factors
+from tensigma.linalg.factors import Factors
 from tensigma.linalg.fit import Fit
 from tensigma.linalg.metric import Metric
-from tensigma.linalg.spectra import Spectra
-from tensigma.linalg.svd import SVD
-from tensigma.linalg.tucker2 import Tucker2
-from tensigma.linalg.vbmf import alpha_rank, cp_rank, svd_rank, tucker2_ranks, vbmf_rank
-from tensigma.linalg.weighted import WeightedTucker2
+from tensigma.linalg.solver import RankTuple, Solver, option_names, rank_names
+from tensigma.linalg.spatial_svd import SpatialSVD, SpatialSVDFactors, spatial_svd_errors
+from tensigma.linalg.spectra import Spectra, input_spectrum, output_spectrum
+from tensigma.linalg.svd import SVD, SVDFactors, svd_errors, svd_rank
+from tensigma.linalg.tensor_train import TensorTrain, TensorTrainFactors
+from tensigma.linalg.tucker2 import Tucker2, Tucker2Factors, tucker2_errors, tucker2_ranks
+from tensigma.linalg.vbmf import alpha_rank, vbmf_rank
+from tensigma.linalg.weighted import Importance, WeightedTucker2
 
 __all__ = [
     "CP",
     "SVD",
     "CPFactors",
+    "CPJoint",
     "Deflation",
     "Factors",
     "Fit",
+    "Importance",
     "Metric",
+    "RankTuple",
     "SVDFactors",
+    "Solver",
+    "SpatialSVD",
+    "SpatialSVDFactors",
     "Spectra",
+    "TensorTrain",
+    "TensorTrainFactors",
     "Tucker2",
     "Tucker2Factors",
     "WeightedTucker2",
     "alpha_rank",
     "cp_rank",
+    "input_spectrum",
     "max_rank",
+    "option_names",
+    "output_spectrum",
+    "power_law",
+    "rank_grid",
+    "rank_names",
+    "spatial_svd_errors",
     "svd_errors",
     "svd_rank",
     "tucker2_errors",

@@ -8,33 +8,99 @@ gradients of every mode.
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass
+import string
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import reduce
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from tensigma.errors import InputError
 from tensigma.linalg.conjugate import conjugate_gradient
-from tensigma.linalg.factors import CPFactors
+from tensigma.linalg.curves import power_law, rank_grid
+from tensigma.linalg.factors import count_params
 from tensigma.linalg.fit import Fit
 from tensigma.linalg.iterate import iterate
 from tensigma.linalg.lbfgs import Descent, Point
 from tensigma.linalg.metric import Metric
 from tensigma.linalg.options import check_options
 from tensigma.linalg.problem import Problem, check_rank, psd_cholesky
+from tensigma.linalg.solver import RankTuple, Solver
+from tensigma.linalg.spectra import Spectra
 from tensigma.linalg.svd import output_basis
+from tensigma.linalg.tucker2 import Tucker2, tucker2_params
+from tensigma.linalg.vbmf import alpha_rank, vbmf_rank
 
 # Inner steps for each mode in one ALS sweep.
 _CG_STEPS = 3
 # Ridges of the preconditioners, relative to each diagonal entry, so that the scale of a column does not matter. Terms
 # of a CP are nearly collinear; less than this trusts directions that the Kronecker model does not know.
 _RIDGE = 0.1
+# How many ranks the error curve has. More change no choice by more than its rounding.
+_CURVE_RANKS = 48
+# Where the curve is solved: shares of the largest rank, and sweeps for each. Large layers get fewer of both, and the
+# fewest sweeps at high ranks, where a sweep takes longest: the curve must stay cheaper than the solution.
+_CURVE = tuple((share, 30) for share in (0.05, 0.1, 0.2, 0.35, 0.55, 0.75, 1.0))
+_LARGE_CURVE = ((0.05, 10), (0.2, 10), (0.55, 6), (1.0, 3))
+_SMALL = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class CPFactors:
+    """``kernel = Σ_r out[:, r] ⊗ in[:, r] ⊗ spatial₁[:, r] ⊗ …``: pointwise, depthwise per spatial factor, pointwise.
+
+    With ``joint=True`` there is one spatial factor over all taps together, (k1·k2·…, r), in row-major order;
+    otherwise there is one for each spatial axis.
+
+    >>> ones = lambda n: torch.ones(n, 2)
+    >>> CPFactors(ones(4), ones(5), (ones(3), ones(3)), taps=(3, 3)).n_params
+    30
+    >>> CPFactors(ones(4), ones(5), (ones(9),), taps=(3, 3), joint=True).n_params
+    36
+    """
+
+    out_factor: Tensor  # (t, r)
+    in_factor: Tensor  # (s, r)
+    spatial: tuple[Tensor, ...]  # (k_i, r) each
+    taps: tuple[int, ...]
+    joint: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.out_factor.shape[0], self.in_factor.shape[0], *self.taps)
+
+    @property
+    def n_params(self) -> int:
+        return count_params((self.out_factor, self.in_factor, *self.spatial))
+
+    @property
+    def rank(self) -> int:
+        return self.out_factor.shape[1]
+
+    def to_dense(self) -> Tensor:
+        letters = string.ascii_lowercase.replace("r", "")[: 2 + len(self.spatial)]
+        equation = ",".join(f"{letter}r" for letter in letters) + "->" + letters
+        return torch.einsum(equation, self.out_factor, self.in_factor, *self.spatial).reshape(self.shape)
+
+    def balanced(self) -> CPFactors:
+        """The same kernel with the columns of all factors equally long, so that none overflows or quantises badly."""
+        factors = (self.out_factor, self.in_factor, *self.spatial)
+        lengths = torch.stack([factor.norm(dim=0) for factor in factors])  # (modes, r)
+        # A column that is zero anywhere contributes nothing: make it zero everywhere.
+        alive = (lengths > 0).all(0)
+        log_lengths = lengths.clamp_min(torch.finfo(lengths.dtype).tiny).log()
+        common = log_lengths.mean(0)
+        out_factor, in_factor, *spatial = (
+            factor * torch.where(alive, (common - own).exp(), torch.zeros_like(own))
+            for factor, own in zip(factors, log_lengths, strict=True)
+        )
+        return CPFactors(out_factor, in_factor, tuple(spatial), self.taps, self.joint)
 
 
 @dataclass(frozen=True)
-class CP:
+class CP(Solver):
     """``rank`` terms, each an outer product of one vector per mode: output, input and every spatial axis.
 
     ``joint=True`` keeps all spatial taps of a term together in one vector. ``solver="varpro"`` searches all modes but
@@ -47,6 +113,8 @@ class CP:
     (200, True, True)
     """
 
+    variant: ClassVar[tuple[str, ...]] = ("joint",)
+
     rank: int
     _: KW_ONLY
     joint: bool = False
@@ -58,6 +126,52 @@ class CP:
 
     def __post_init__(self) -> None:
         check_options(self, solvers=("varpro", "als"), inits=("random", "svd"), factors=CPFactors)
+
+    @classmethod
+    def modes(cls, shape: Sequence[int]) -> tuple[int, ...]:
+        """The lengths of the vectors in one term for a kernel of this shape: output, input, spatial.
+
+        >>> CP.modes((64, 32, 3, 3)), CPJoint.modes((64, 32, 3, 3))
+        ((64, 32, 3, 3), (64, 32, 9))
+        """
+        t, s, *taps = shape
+        return (t, s, math.prod(taps)) if cls.joint else (t, s, *taps)
+
+    @classmethod
+    def max_ranks(cls, shape: Sequence[int]) -> RankTuple:
+        return (max_rank(cls.modes(shape)),)
+
+    @classmethod
+    def vbmf_ranks(cls, kernel: Tensor, alpha: float) -> RankTuple:
+        return (cp_rank(kernel, alpha, joint=cls.joint),)
+
+    @classmethod
+    def energy_ranks(cls, spectra: Spectra, tail: float, shape: Sequence[int]) -> RankTuple:
+        """CP has no spectrum of its own: it takes the rank that costs as much as Tucker-2 would."""
+        budget = tucker2_params(shape, *Tucker2.energy_ranks(spectra, tail, shape))
+        return (min(max(1, budget // sum(cls.modes(shape))), *cls.max_ranks(shape)),)
+
+    @classmethod
+    def errors(cls, kernel: Tensor, metric: Metric) -> list[tuple[RankTuple, float]]:
+        """There is no closed form: a few ranks are solved roughly, and those between follow a power law."""
+        largest = cls.break_even_rank(kernel.shape)
+        points = _CURVE if kernel[0].numel() <= _SMALL else _LARGE_CURVE
+        sweeps = {max(1, round(share * largest)): count for share, count in points}
+        rough = cls(1, tol=1e-3)
+        solved = [
+            (rank, replace(rough, rank=rank, max_sweeps=count).fit(kernel, metric).error ** 2)
+            for rank, count in sweeps.items()
+        ]
+        return [((rank,), power_law(rank, solved)) for rank in rank_grid(largest, _CURVE_RANKS)]
+
+    @classmethod
+    def break_even_rank(cls, shape: Sequence[int]) -> int:
+        """The largest rank worth a look: beyond it the kernel itself is smaller.
+
+        >>> CP.break_even_rank((64, 64, 3, 3))
+        275
+        """
+        return max(1, min(math.prod(shape) // sum(cls.modes(shape)), *cls.max_ranks(shape)))
 
     def fit(self, weight: Tensor, metric: Metric) -> Fit[CPFactors]:
         problem = Problem(weight, metric)
@@ -92,6 +206,18 @@ class CP:
         return [factor.to(problem.kernel) for factor in random]
 
 
+@dataclass(frozen=True)
+class CPJoint(CP):
+    """CP with all spatial taps of a term in one vector: richer than one vector per axis, at almost the same size.
+
+    >>> weight = torch.randn(8, 6, 3, 3, generator=torch.Generator().manual_seed(0))
+    >>> CPJoint(rank=10).fit(weight, Metric.identity(54)).factors.n_params
+    230
+    """
+
+    joint: bool = field(default=True, kw_only=True)
+
+
 def max_rank(shape: tuple[int, ...]) -> int:
     """The number of terms with which any tensor of this shape can be written: all entries ÷ the longest mode.
 
@@ -99,6 +225,13 @@ def max_rank(shape: tuple[int, ...]) -> int:
     (576, 4608)
     """
     return math.prod(shape) // max(shape)
+
+
+def cp_rank(weight: Tensor, alpha: float, *, joint: bool = False) -> int:
+    """The paper's rank for CP: VBMF's largest over all unfoldings, R_max = all entries ÷ the longest mode."""
+    kernel = weight.flatten(2) if joint and weight.ndim > 3 else weight
+    unfoldings = [kernel.movedim(mode, 0).flatten(1) for mode in range(kernel.ndim)]
+    return alpha_rank(max(map(vbmf_rank, unfoldings)), max_rank(tuple(kernel.shape)), alpha)
 
 
 def nested_svd(problem: Problem, modes: tuple[int, ...], count: int) -> list[Tensor]:

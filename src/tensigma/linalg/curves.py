@@ -1,75 +1,51 @@
-"""Errors of many ranks at once, without solving for any: what a choice of ranks is made from. Squared and relative.
-
-Notation: M (t, d) kernel, S (d, d) damped gram, X (s, s) input directions, best first, B = I_k ⊗ X.
-"""
+"""Helpers for error curves: grids of ranks, and errors of the ranks between those that were solved."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from tensigma.errors import RankError
-from tensigma.linalg.metric import Metric
-from tensigma.linalg.problem import Problem, check_kernel, psd_cholesky
-from tensigma.linalg.svd import output_basis
-from tensigma.linalg.tucker2 import input_basis
 
+def rank_grid(largest: int, count: int) -> list[int]:
+    """At most ``count`` ranks from 1 to ``largest``, denser where they are small.
 
-def svd_errors(weight: Tensor, metric: Metric) -> Tensor:
-    """Squared relative errors of the best approximations of rank 1, 2, … min(t, d): exact, in float64.
-
-    >>> svd_errors(torch.diag(torch.tensor([2.0, 2.0, 0.0])), Metric.identity(3)).tolist()
-    [0.5, 0.0, 0.0]
+    >>> rank_grid(5, 9), rank_grid(100, 6)
+    ([1, 2, 3, 4, 5], [1, 3, 6, 16, 40, 100])
     """
-    kernel = check_kernel(weight, metric)
-    matrix = kernel.flatten(1)
-    energies = output_basis(matrix, metric.to(kernel))[0][: min(matrix.shape)]
-    return _lost(energies, energies.sum())
+    if largest <= count:
+        return list(range(1, largest + 1))
+    return sorted({round(largest ** (step / (count - 1))) for step in range(count)})
 
 
-def tucker2_errors(weight: Tensor, metric: Metric, ranks_in: Sequence[int]) -> Tensor:
-    """Squared relative errors of Tucker-2 from its data-aware start, (len(ranks_in), t): row by rank_in, column by
-    rank_out − 1. A solver that starts there ends a few per cent lower.
+def power_law(rank: int, solved: Sequence[tuple[int, float]]) -> float:
+    """The error at ``rank``, on a straight line of logarithms between the ranks that were solved.
 
-    The input directions are nested, so one Cholesky factor of the full normal matrix, ordered direction by direction,
-    contains that of every rank_in; and for each of them one eigendecomposition serves every rank_out.
+    Below the smallest of them it rises geometrically to 1, which is the error of leaving the layer out.
 
-    >>> weight = torch.randn(6, 4, 3, 3, generator=torch.Generator().manual_seed(0))
-    >>> errors = tucker2_errors(weight, Metric.identity(36), [2, 4])
-    >>> errors.shape, errors[1, 5].item() < 1e-6, bool((errors[0] >= errors[1]).all())
-    (torch.Size([2, 6]), True, True)
+    >>> power_law(8, [(4, 0.25), (16, 0.01)]), power_law(2, [(4, 0.25), (16, 0.01)])
+    (0.05, 0.5)
     """
-    p = Problem(weight, metric)
-    t, s, k = p.n_out, p.n_in, p.n_taps
-    if list(ranks_in) != sorted(set(ranks_in)) or not ranks_in or not 1 <= ranks_in[0] <= ranks_in[-1] <= s:
-        raise RankError(f"ranks_in rise from at least 1 to at most {s} for this kernel, got {list(ranks_in)}")
-    basis = input_basis(p, t, data=True)
-    if p.gram is None:
-        inner = torch.einsum("kl,rq->krlq", torch.eye(k).to(basis), basis.T @ basis)
-    else:
-        image = (p.gram.view(-1, s) @ basis).view(k, s, k * s)  # S B, rows (k, s), columns (k, r)
-        inner = (basis.T @ image).view(k, s, k, s)  # Bᵀ S B as (k, r, k, r)
-    # Direction-major: leading blocks then belong to the leading directions.
-    normal = inner.permute(1, 0, 3, 2).reshape(s * k, s * k).double()
-    cross = (p.kernel_gram.view(-1, s) @ basis).view(t, k, s).transpose(1, 2).reshape(t, s * k).double()  # M S B
-    lower = psd_cholesky((normal + normal.T) / 2)
-    whitened = torch.linalg.solve_triangular(lower, cross.T, upper=False)  # (s·k, t)
-    total = torch.tensor(p.damped_norm2, dtype=torch.float64, device=basis.device)
-    explained = torch.zeros(t, t, dtype=torch.float64, device=basis.device)
-    rows, done = [], 0
-    for rank in ranks_in:
-        block = whitened[done * k : rank * k]
-        explained = explained + block.T @ block
-        done = rank
-        energies = torch.linalg.eigvalsh(explained).flip(0).clamp_min(0)
-        rows.append(_lost(energies, total))
-    return torch.stack(rows)
+    floor = 1e-12
+    smallest, largest_error = solved[0]
+    if rank < smallest:
+        return max(largest_error, floor) ** (rank / smallest)
+    above = next((i for i, (known, _) in enumerate(solved) if known >= rank), len(solved) - 1)
+    (low, start), (high, end) = solved[max(above - 1, 0)], solved[above]
+    if low == high or rank <= low:
+        return start if rank <= low else end
+    weight = math.log(rank / low) / math.log(high / low)
+    return max(start, floor) ** (1 - weight) * max(end, floor) ** weight
 
 
-def _lost(energies: Tensor, total: Tensor) -> Tensor:
-    """The share of ``total`` beyond the first 1, 2, … energies; nothing where there is no energy at all."""
+def share_lost(energies: Tensor, total: Tensor) -> Tensor:
+    """The share of ``total`` beyond the first 1, 2, … energies; nothing where there is no energy at all.
+
+    >>> share_lost(torch.tensor([6.0, 3.0, 1.0]), torch.tensor(10.0)).mul(10).round().tolist()
+    [4.0, 1.0, 0.0]
+    """
     if not total > 0:
         return torch.zeros_like(energies)
     return (1 - energies.cumsum(0) / total).clamp_min(0)

@@ -6,21 +6,27 @@ This is the method that the paper compares with; fitting all terms at once (:cla
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
 
 from tensigma.errors import InputError
-from tensigma.linalg.cp import max_rank
-from tensigma.linalg.factors import CPFactors
+from tensigma.linalg.cp import CP, CPFactors, max_rank
+from tensigma.linalg.curves import rank_grid
 from tensigma.linalg.fit import Fit
 from tensigma.linalg.metric import Metric
 from tensigma.linalg.problem import Problem, check_rank, psd_cholesky
+from tensigma.linalg.solver import RankTuple, Solver
+from tensigma.linalg.spectra import Spectra
+
+# How many ranks the error curve has. More change no choice by more than its rounding.
+_CURVE_RANKS = 48
 
 
 @dataclass(frozen=True)
-class Deflation:
+class Deflation(Solver):
     """``rank`` terms found greedily; each by ``max_sweeps`` alternating sweeps over its vectors, or fewer where they
     settle to ``tol``. Deterministic: a term starts from the heaviest direction of the residual.
 
@@ -40,6 +46,25 @@ class Deflation:
             raise InputError(f"max_sweeps is a whole number, 1 or more, got {self.max_sweeps!r}")
         if not self.tol >= 0:
             raise InputError(f"tol is 0 or more, got {self.tol!r}")
+
+    @classmethod
+    def max_ranks(cls, shape: Sequence[int]) -> RankTuple:
+        return CP.max_ranks(shape)
+
+    @classmethod
+    def vbmf_ranks(cls, kernel: Tensor, alpha: float) -> RankTuple:
+        return CP.vbmf_ranks(kernel, alpha)
+
+    @classmethod
+    def energy_ranks(cls, spectra: Spectra, tail: float, shape: Sequence[int]) -> RankTuple:
+        return CP.energy_ranks(spectra, tail, shape)
+
+    @classmethod
+    def errors(cls, kernel: Tensor, metric: Metric) -> list[tuple[RankTuple, float]]:
+        """The first terms are the same at every rank, so one run gives all errors."""
+        largest = CP.break_even_rank(kernel.shape)
+        errors = cls(largest).fit(kernel, metric).errors
+        return [((rank,), errors[rank] ** 2) for rank in rank_grid(largest, _CURVE_RANKS)]
 
     def fit(self, weight: Tensor, metric: Metric) -> Fit[CPFactors]:
         problem = Problem(weight, metric)

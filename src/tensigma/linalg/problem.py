@@ -6,6 +6,7 @@ Features are tap-major here, (tap, channel), so that contracting channels or tap
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -40,6 +41,17 @@ def check_rank(rank: int, largest: int, name: str) -> None:
         raise RankError(f"{name} is a whole number, got {rank!r}")
     if not 1 <= rank <= largest:
         raise RankError(f"{name} lies between 1 and {largest} for this kernel, got {rank}")
+
+
+def check_two_axes(shape: Sequence[int], decomposition: str) -> tuple[int, int, int, int]:
+    """``shape`` as (t, s, h, w); a kernel with other than two spatial axes is refused."""
+    if len(shape) != 4:
+        raise InputError(
+            f"{decomposition} takes kernels with two spatial axes, (t, s, h, w), got shape {tuple(shape)}; "
+            "SVD, Tucker2 and CP take any number of them"
+        )
+    t, s, h, w = shape
+    return t, s, h, w
 
 
 class Problem:

@@ -5,19 +5,57 @@ M̃ = U Uᵀ M with U the top eigenvectors of M Σ Mᵀ: no root of Σ and no in
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from tensigma.linalg.factors import SVDFactors
+from tensigma.linalg.curves import rank_grid, share_lost
+from tensigma.linalg.factors import count_params
 from tensigma.linalg.fit import Fit
 from tensigma.linalg.metric import Metric
 from tensigma.linalg.problem import check_kernel, check_rank, psd_cholesky
+from tensigma.linalg.solver import RankTuple, Solver
+from tensigma.linalg.spectra import Spectra
+from tensigma.linalg.vbmf import alpha_rank, vbmf_rank
+
+# How many ranks the error curve has. More change no choice by more than its rounding.
+_CURVE_RANKS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class SVDFactors:
+    """``kernel ≈ left · right``: a full-size convolution into r channels, then a pointwise one.
+
+    >>> factors = SVDFactors(torch.ones(4, 1), torch.ones(1, 3, 3, 3))
+    >>> factors.shape, factors.n_params, factors.to_dense().sum().item()
+    ((4, 3, 3, 3), 31, 108.0)
+    """
+
+    left: Tensor  # (t, r)
+    right: Tensor  # (r, s, *taps)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.left.shape[0], *self.right.shape[1:])
+
+    @property
+    def n_params(self) -> int:
+        return count_params((self.left, self.right))
+
+    @property
+    def rank(self) -> int:
+        return self.left.shape[1]
+
+    def to_dense(self) -> Tensor:
+        return (self.left @ self.right.flatten(1)).reshape(self.shape)
 
 
 @dataclass(frozen=True)
-class SVD:
+class SVD(Solver):
     """Two factors of rank ``rank``; serves Linear layers, 1×1 convolutions and any kernel seen as a matrix.
 
     >>> weight = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
@@ -26,7 +64,31 @@ class SVD:
     1.0
     """
 
+    reads_inputs: ClassVar[bool] = False
+
     rank: int
+
+    @classmethod
+    def max_ranks(cls, shape: Sequence[int]) -> RankTuple:
+        return (min(shape[0], math.prod(shape[1:])),)
+
+    @classmethod
+    def vbmf_ranks(cls, kernel: Tensor, alpha: float) -> RankTuple:
+        return (svd_rank(kernel, alpha),)
+
+    @classmethod
+    def energy_ranks(cls, spectra: Spectra, tail: float, shape: Sequence[int]) -> RankTuple:
+        return (min(spectra.rank_out(tail), *cls.max_ranks(shape)),)
+
+    @classmethod
+    def errors(cls, kernel: Tensor, metric: Metric) -> list[tuple[RankTuple, float]]:
+        errors = svd_errors(kernel, metric).tolist()
+        return [((rank,), errors[rank - 1]) for rank in rank_grid(len(errors), _CURVE_RANKS)]
+
+    @classmethod
+    def expected_error(cls, spectra: Spectra, ranks: RankTuple) -> float | None:
+        (rank,) = ranks
+        return spectra.svd_error(rank)
 
     def fit(self, weight: Tensor, metric: Metric) -> Fit[SVDFactors]:
         kernel = check_kernel(weight, metric)
@@ -39,6 +101,24 @@ class SVD:
         basis = output_basis(matrix, metric)[1][:, : self.rank].to(kernel.dtype)
         factors = SVDFactors(basis, (basis.T @ matrix).reshape(self.rank, *kernel.shape[1:]))
         return Fit(factors, (metric.relative_error(kernel, factors.to_dense()),), converged=True)
+
+
+def svd_errors(weight: Tensor, metric: Metric) -> Tensor:
+    """Squared relative errors of the best approximations of rank 1, 2, … min(t, d): exact, in float64.
+
+    >>> svd_errors(torch.diag(torch.tensor([2.0, 2.0, 0.0])), Metric.identity(3)).tolist()
+    [0.5, 0.0, 0.0]
+    """
+    kernel = check_kernel(weight, metric)
+    matrix = kernel.flatten(1)
+    energies = output_basis(matrix, metric.to(kernel))[0][: min(matrix.shape)]
+    return share_lost(energies, energies.sum())
+
+
+def svd_rank(weight: Tensor, alpha: float) -> int:
+    """The same rule for a matrix, or a kernel seen as one: R_max = min(t, d)."""
+    matrix = weight.flatten(1)
+    return alpha_rank(vbmf_rank(matrix), min(matrix.shape), alpha)
 
 
 def _unchanged(kernel: Tensor) -> SVDFactors:

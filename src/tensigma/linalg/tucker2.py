@@ -6,21 +6,27 @@ Given X, the best U and G together are a reduced-rank regression with a closed f
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from tensigma.errors import InputError
+from tensigma.errors import InputError, RankError
 from tensigma.linalg.conjugate import conjugate_gradient
-from tensigma.linalg.factors import Tucker2Factors
+from tensigma.linalg.curves import rank_grid, share_lost
+from tensigma.linalg.factors import count_params
 from tensigma.linalg.fit import Fit
 from tensigma.linalg.iterate import iterate
 from tensigma.linalg.lbfgs import Descent, Point
 from tensigma.linalg.metric import Metric
 from tensigma.linalg.options import check_options
 from tensigma.linalg.problem import Problem, check_rank, orthonormal, psd_cholesky
+from tensigma.linalg.solver import RankTuple, Solver
+from tensigma.linalg.spectra import Spectra
+from tensigma.linalg.vbmf import alpha_rank, vbmf_rank
 
 # Inner steps for X in one ALS sweep. More do not lower the error a sweep reaches; measured with 2 and 10.
 _CG_STEPS = 2
@@ -28,10 +34,46 @@ _CG_STEPS = 2
 _RIDGE = 1e-3
 # Up to this order normal equations are solved in float64 and a second start is tried: both cost next to nothing there.
 _SMALL = 1024
+# How many values each rank takes in the error curve. More change no choice by more than its rounding.
+_CURVE_RANKS = 24
+
+
+@dataclass(frozen=True, eq=False)
+class Tucker2Factors:
+    """``kernel = core ×₁ out_basis ×₂ in_basis``: pointwise, small spatial core, pointwise.
+
+    >>> factors = Tucker2Factors(torch.eye(4, 2), torch.ones(2, 3, 3, 3), torch.eye(5, 3))
+    >>> factors.shape, factors.n_params
+    ((4, 5, 3, 3), 77)
+    """
+
+    out_basis: Tensor  # (t, r_t)
+    core: Tensor  # (r_t, r_s, *taps)
+    in_basis: Tensor  # (s, r_s)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.out_basis.shape[0], self.in_basis.shape[0], *self.core.shape[2:])
+
+    @property
+    def n_params(self) -> int:
+        return count_params((self.out_basis, self.core, self.in_basis))
+
+    @property
+    def rank_out(self) -> int:
+        return self.out_basis.shape[1]
+
+    @property
+    def rank_in(self) -> int:
+        return self.in_basis.shape[1]
+
+    def to_dense(self) -> Tensor:
+        core = self.core.reshape(self.rank_out, self.rank_in, -1)  # (r_t, r_s, k)
+        return torch.einsum("ta,abk,sb->tsk", self.out_basis, core, self.in_basis).reshape(self.shape)
 
 
 @dataclass(frozen=True)
-class Tucker2:
+class Tucker2(Solver):
     """A pointwise layer into ``rank_in`` channels, a spatial core, and a pointwise layer out of ``rank_out`` channels.
 
     ``solver="varpro"`` searches the input basis by quasi-Newton steps with the rest eliminated; ``solver="als"``
@@ -57,6 +99,28 @@ class Tucker2:
 
     def __post_init__(self) -> None:
         check_options(self, solvers=("varpro", "als"), inits=("auto", "data", "hosvd"), factors=Tucker2Factors)
+
+    @classmethod
+    def max_ranks(cls, shape: Sequence[int]) -> RankTuple:
+        return shape[0], shape[1]
+
+    @classmethod
+    def vbmf_ranks(cls, kernel: Tensor, alpha: float) -> RankTuple:
+        return tucker2_ranks(kernel, alpha)
+
+    @classmethod
+    def energy_ranks(cls, spectra: Spectra, tail: float, shape: Sequence[int]) -> RankTuple:
+        return spectra.rank_out(tail), spectra.rank_in(tail)
+
+    @classmethod
+    def errors(cls, kernel: Tensor, metric: Metric) -> list[tuple[RankTuple, float]]:
+        ranks_out, ranks_in = (rank_grid(n, _CURVE_RANKS) for n in kernel.shape[:2])
+        rows = tucker2_errors(kernel, metric, ranks_in).tolist()
+        return [
+            ((rank_out, rank_in), row[rank_out - 1])
+            for rank_in, row in zip(ranks_in, rows, strict=True)
+            for rank_out in ranks_out
+        ]
 
     def fit(self, weight: Tensor, metric: Metric) -> Fit[Tucker2Factors]:
         problem = Problem(weight, metric)
@@ -87,6 +151,76 @@ class Tucker2:
         both = self.init == "auto" and problem.size <= _SMALL
         kinds = [True, False] if both else [self.init != "hosvd"]
         return [input_basis(problem, self.rank_out, data=data)[:, : self.rank_in].contiguous() for data in kinds]
+
+
+def tucker2_errors(weight: Tensor, metric: Metric, ranks_in: Sequence[int]) -> Tensor:
+    """Squared relative errors of Tucker-2 from its data-aware start, (len(ranks_in), t): row by rank_in, column by
+    rank_out − 1. A solver that starts there ends a few per cent lower.
+
+    The input directions are nested, so one Cholesky factor of the full normal matrix, ordered direction by direction,
+    contains that of every rank_in; and for each of them one eigendecomposition serves every rank_out.
+
+    >>> weight = torch.randn(6, 4, 3, 3, generator=torch.Generator().manual_seed(0))
+    >>> errors = tucker2_errors(weight, Metric.identity(36), [2, 4])
+    >>> errors.shape, errors[1, 5].item() < 1e-6, bool((errors[0] >= errors[1]).all())
+    (torch.Size([2, 6]), True, True)
+    """
+    p = Problem(weight, metric)
+    n_in = p.n_in
+    if list(ranks_in) != sorted(set(ranks_in)) or not ranks_in or not 1 <= ranks_in[0] <= ranks_in[-1] <= n_in:
+        raise RankError(f"ranks_in rise from at least 1 to at most {n_in} for this kernel, got {list(ranks_in)}")
+    return errors_of_leading(nested_regression(p), ranks_in, p.damped_norm2)
+
+
+def errors_of_leading(parts: Tensor, counts: Sequence[int], total: float) -> Tensor:
+    """Squared relative errors when the first ``counts`` parts of a :func:`nested_regression` are kept: a row for each
+    count, a column for each output rank. ``total`` is the energy of the kernel."""
+    explained = parts.new_zeros(parts.shape[2], parts.shape[2])
+    rows, done = [], 0
+    for count in counts:
+        block = parts[done:count].flatten(0, 1)
+        explained = explained + block.T @ block
+        done = count
+        energies = torch.linalg.eigvalsh(explained).flip(0).clamp_min(0)
+        rows.append(share_lost(energies, torch.tensor(total).to(energies)))
+    return torch.stack(rows)
+
+
+def nested_regression(problem: Problem) -> Tensor:
+    """What the regression of M on the first 1, 2, … starting directions explains: Z (s, k, t) in float64.
+
+    The energy that the leading r directions explain is Σ Z[:r]², and its split over outputs is Σ Z[:r]ᵀ Z[:r].
+    """
+    p = problem
+    t, s, k = p.n_out, p.n_in, p.n_taps
+    basis = input_basis(p, t, data=True)
+    if p.gram is None:
+        inner = torch.einsum("kl,rq->krlq", torch.eye(k).to(basis), basis.T @ basis)
+    else:
+        image = (p.gram.view(-1, s) @ basis).view(k, s, k * s)  # S B, rows (k, s), columns (k, r)
+        inner = (basis.T @ image).view(k, s, k, s)  # Bᵀ S B as (k, r, k, r)
+    # Direction-major: leading blocks then belong to the leading directions.
+    normal = inner.permute(1, 0, 3, 2).reshape(s * k, s * k).double()
+    cross = (p.kernel_gram.view(-1, s) @ basis).view(t, k, s).transpose(1, 2).reshape(t, s * k).double()  # M S B
+    lower = psd_cholesky((normal + normal.T) / 2)
+    return torch.linalg.solve_triangular(lower, cross.T, upper=False).view(s, k, t)
+
+
+def tucker2_ranks(weight: Tensor, alpha: float) -> tuple[int, int]:
+    """The paper's (rank_out, rank_in) for Tucker-2: VBMF of the two channel unfoldings, R_max the channels."""
+    t, s = weight.shape[:2]
+    outs, ins = vbmf_rank(weight.flatten(1)), vbmf_rank(weight.transpose(0, 1).flatten(1))
+    return alpha_rank(outs, t, alpha), alpha_rank(ins, s, alpha)
+
+
+def tucker2_params(shape: Sequence[int], rank_out: int, rank_in: int) -> int:
+    """The numbers that Tucker-2 stores for a kernel of this shape.
+
+    >>> tucker2_params((64, 32, 3, 3), rank_out=16, rank_in=8)
+    2432
+    """
+    t, s, *taps = shape
+    return t * rank_out + rank_out * rank_in * math.prod(taps) + s * rank_in
 
 
 def input_basis(problem: Problem, rank_out: int, *, data: bool) -> Tensor:
@@ -162,12 +296,12 @@ class Elimination:
 
     def descent(self) -> Descent[Regression]:
         """Quasi-Newton steps on X, preconditioned by the Hessian that S ≈ C ⊗ D would have with G held fixed."""
-        channel = psd_cholesky(_ridged(self.problem.channel_gram))
+        channel = psd_cholesky(ridged(self.problem.channel_gram))
 
         def precondition(point: Point[Regression], vector: Tensor) -> Tensor:
             scale = 2 / self.problem.damped_norm2
             matrix = self._matrix(vector).double()
-            core = psd_cholesky(_ridged(self._core_gram(point.payload.core)))
+            core = psd_cholesky(ridged(self.core_gram(point.payload.core)))
             left = torch.cholesky_solve(matrix, channel)
             return torch.cholesky_solve(left.T, core).T.reshape(-1).to(vector.dtype) / scale
 
@@ -178,8 +312,8 @@ class Elimination:
         p = self.problem
         core = point.payload.core
         basis = self.basis_of(point)
-        channel = psd_cholesky(_ridged(p.channel_gram))
-        small = psd_cholesky(_ridged(self._core_gram(core)))
+        channel = psd_cholesky(ridged(p.channel_gram))
+        small = psd_cholesky(ridged(self.core_gram(core)))
         r = basis.shape[1]
 
         def normal(matrix: Tensor) -> Tensor:
@@ -215,7 +349,7 @@ class Elimination:
             return torch.block_diag(*[basis] * p.n_taps)
         return (p.gram.view(-1, p.n_in) @ basis).view(p.size, p.n_taps * r)
 
-    def _core_gram(self, core: Tensor) -> Tensor:
+    def core_gram(self, core: Tensor) -> Tensor:
         """Σ_{k,l} D_kl G_kᵀ G_l, (r_s, r_s)."""
         p = self.problem
         by_tap = core.view(self.rank_out, p.n_taps, -1).double()
@@ -232,7 +366,7 @@ def _cholesky(normal: Tensor) -> Tensor:
     return psd_cholesky(normal.double())
 
 
-def _ridged(gram: Tensor) -> Tensor:
+def ridged(gram: Tensor) -> Tensor:
     """A PSD matrix in float64 with a ridge that keeps its inverse from blowing up unseen directions."""
     ridged = gram.double()
     mean = ridged.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from tensigma.errors import InputError
-from tensigma.linalg.cp import max_rank
 
 # Where a signal of strength τ leaves the noise, τ ≈ 2.5129 √α: the constant of the analytic solution.
 _THRESHOLD = 2.5129
@@ -88,23 +87,3 @@ def alpha_rank(rank_vbmf: int, rank_max: int, alpha: float) -> int:
     # Rounded first: 0.8 is no binary fraction, and 24 + 0.2·555 must not become 134.99999.
     rank = math.floor(round(rank_vbmf + (1 - alpha) * (rank_max - rank_vbmf), 9))
     return min(max(rank, 1), rank_max)
-
-
-def cp_rank(weight: Tensor, alpha: float, *, joint: bool = False) -> int:
-    """The paper's rank for CP: VBMF's largest over all unfoldings, R_max = all entries ÷ the longest mode."""
-    kernel = weight.flatten(2) if joint and weight.ndim > 3 else weight
-    unfoldings = [kernel.movedim(mode, 0).flatten(1) for mode in range(kernel.ndim)]
-    return alpha_rank(max(map(vbmf_rank, unfoldings)), max_rank(tuple(kernel.shape)), alpha)
-
-
-def tucker2_ranks(weight: Tensor, alpha: float) -> tuple[int, int]:
-    """The paper's (rank_out, rank_in) for Tucker-2: VBMF of the two channel unfoldings, R_max the channels."""
-    t, s = weight.shape[:2]
-    outs, ins = vbmf_rank(weight.flatten(1)), vbmf_rank(weight.transpose(0, 1).flatten(1))
-    return alpha_rank(outs, t, alpha), alpha_rank(ins, s, alpha)
-
-
-def svd_rank(weight: Tensor, alpha: float) -> int:
-    """The same rule for a matrix, or a kernel seen as one: R_max = min(t, d)."""
-    matrix = weight.flatten(1)
-    return alpha_rank(vbmf_rank(matrix), min(matrix.shape), alpha)

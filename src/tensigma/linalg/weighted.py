@@ -16,15 +16,30 @@ from torch import Tensor
 
 from tensigma.errors import InputError
 from tensigma.linalg.conjugate import conjugate_gradient
-from tensigma.linalg.factors import Tucker2Factors
 from tensigma.linalg.fit import Fit
 from tensigma.linalg.iterate import iterate
 from tensigma.linalg.metric import Metric
 from tensigma.linalg.problem import check_kernel, check_rank, orthonormal, psd_cholesky
-from tensigma.linalg.tucker2 import Tucker2
+from tensigma.linalg.tucker2 import Tucker2, Tucker2Factors
 
 # Steps of conjugate gradients for one factor in one sweep.
 _CG_STEPS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Importance:
+    """A weight for every entry of a kernel, or for every output channel: what no metric over inputs can express.
+
+    >>> Importance(torch.tensor([1.0, 2.0])).applied(torch.ones(2, 1, 2)).tolist()
+    [[[1.0, 1.0]], [[2.0, 2.0]]]
+    """
+
+    weights: Tensor  # (t, s, *taps) or (t,)
+
+    def applied(self, kernel: Tensor) -> Tensor:
+        """H ∘ K, whose plain energy is the energy of K under this norm."""
+        weights = self.weights.to(kernel)
+        return kernel * weights.reshape(*weights.shape, *[1] * (kernel.ndim - weights.ndim))
 
 
 @dataclass(frozen=True)
