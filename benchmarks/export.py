@@ -21,10 +21,9 @@ import material
 import torch
 from torch import nn
 
-from tensigma.layers import Tucker2Format, empty_modules, find_layers, replace_
-from tensigma.pipeline import export
+from tensigma.deployment import OnnxModel, export, measure_together
 from tensigma.evaluation.size import count_macs
-from tensigma.deployment import OnnxModel, measure_together
+from tensigma.layers import Tucker2Format, empty_modules, find_layers, replace_
 
 TARGET = 0.85
 BATCHES = (1, 16)

@@ -4,11 +4,11 @@ from importlib.metadata import version
 
 from tensigma import linalg
 from tensigma.calibration import Calibration, LayerStats, calibrate
-from tensigma.evaluation import Certificate, Evaluation
-from tensigma.deployment import Exported, Quantized, load, save
-from tensigma.pipeline import FineTuning, Report, compress, evaluate, export, finetune, quantize
-from tensigma.compression import Refine, compress_
-from tensigma.planning import VBMF, Drop, Energy, Latency, Macs, Params, Plan, Ranks, SigmaVBMF, plan
+from tensigma.compression import Refine, Report, compress, compress_
+from tensigma.deployment import Exported, Quantized, export, load, quantize, save
+from tensigma.evaluation import Certificate, Evaluation, evaluate
+from tensigma.finetuning import FineTuning, finetune
+from tensigma.planning import VBMF, Drop, Energy, Latency, Macs, Params, Plan, Ranks, Recipe, SigmaVBMF, plan
 from tensigma.report import write_report
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Plan",
     "Quantized",
     "Ranks",
+    "Recipe",
     "Refine",
     "Report",
     "SigmaVBMF",

@@ -12,24 +12,8 @@ import torch
 from torch import Tensor
 
 from cases import DEPTHWISE, GEOMETRIES, LayerCase
-from tensigma.layers import (
-    CPFormat,
-    Format,
-    Geometry,
-    SpatialSVDFormat,
-    SVDFormat,
-    TensorTrainFormat,
-    Tucker2Format,
-    axis_groups,
-)
-from tensigma.linalg import (
-    CPFactors,
-    Factors,
-    SpatialSVDFactors,
-    SVDFactors,
-    TensorTrainFactors,
-    Tucker2Factors,
-)
+from tensigma.layers import CPFormat, Format, Geometry, SpatialSVDFormat, SVDFormat, TensorTrainFormat, Tucker2Format, axis_groups
+from tensigma.linalg import CPFactors, Factors, SpatialSVDFactors, SVDFactors, TensorTrainFactors, Tucker2Factors
 
 Draw = Callable[..., Tensor]
 

@@ -16,11 +16,9 @@ import torch
 from torch import nn
 
 import tensigma as ts
-from tensigma.pipeline import Report
+from tensigma.compression import Report
 from tensigma.planning import Plan
-from tensigma.report import Run
-from tensigma.report import Line, Panel
-from tensigma.report import Section, Table, write_results
+from tensigma.report import Line, Panel, Run, Section, Table, write_results
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 playwright = pytest.importorskip(

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations
 
-from tensigma.running.onednn import at_risk, safe_backward, safe_layout
+from tensigma.running import safe_backward, safe_layout
+from tensigma.running.onednn import at_risk
 
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 

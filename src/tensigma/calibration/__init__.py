@@ -1,28 +1,24 @@
 """The second moment of every layer's input, gathered by running the model over data without labels."""
 
-from tensigma.calibration.collect import calibrate, forward, select_layers
+from tensigma.calibration.collect import CalibrationProgress, calibrate, select_layers
 from tensigma.calibration.collector import summable
 from tensigma.calibration.distance import Distance, LayerDistance, distance
-from tensigma.calibration.fisher import class_scores
 from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.memory import MemoryEstimate, estimate_memory, parse_bytes
 from tensigma.calibration.moments import Moments
-from tensigma.calibration.progress import Progress
 from tensigma.calibration.stats import Calibration
 
 __all__ = [
     "Calibration",
+    "CalibrationProgress",
     "Distance",
     "LayerDistance",
     "LayerStats",
     "MemoryEstimate",
     "Moments",
-    "Progress",
     "calibrate",
-    "class_scores",
     "distance",
     "estimate_memory",
-    "forward",
     "parse_bytes",
     "select_layers",
     "summable",

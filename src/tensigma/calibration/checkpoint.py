@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensigma.layers import first_difference
 from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.stats import Calibration, StoredLayers
 from tensigma.calibration.store import read_manifest, write_store
 from tensigma.errors import StoreError
+from tensigma.layers import first_difference
 
 
 @dataclass(frozen=True, kw_only=True)

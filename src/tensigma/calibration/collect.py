@@ -29,6 +29,7 @@ from tensigma.running import (
     borrowed,
     device_of,
     is_batch,
+    is_one_shot,
     process_group,
     rank_and_size,
     reporter,
@@ -38,7 +39,6 @@ from tensigma.running import (
     target_labels,
     weights_digest,
 )
-
 
 logger = logging.getLogger(__name__)
 
@@ -176,9 +176,7 @@ def calibrate(
             CalibrationWarning,
             stacklevel=2,
         )
-    return Calibration(
-        ordered, fingerprint=fingerprint(model), weights=weights, data=data_name, unreached=unreached
-    )
+    return Calibration(ordered, fingerprint=fingerprint(model), weights=weights, data=data_name, unreached=unreached)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from tensigma.errors import InputError
 from tensigma.running import dense_scores_of, drawn_labels
 
 
-
 def squared_gradients(
     model: nn.Module, weights: Mapping[str, Tensor], x: Tensor, labels: Tensor | None, generator: torch.Generator
 ) -> dict[str, Tensor]:

@@ -11,10 +11,10 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor, nn
 
-from tensigma.layers import fingerprint, first_difference
 from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.store import read_manifest, write_store
 from tensigma.errors import StoreError
+from tensigma.layers import fingerprint, first_difference
 from tensigma.running import weights_digest
 
 
@@ -173,7 +173,7 @@ class Calibration(Mapping[str, LayerStats]):
                 raise StoreError(f"these statistics belong to another architecture: {difference}")
         if weights and self.weights is not None and self.weights != weights_digest(model):
             raise StoreError(
-                "these statistics were gathered with other weights of this architecture, so they say nothing about what "
-                "reaches its layers now; calibrate again with these weights, or pass {check} to use them all the same",
+                "these statistics were gathered with other weights of this architecture, so they do not say what "
+                "reaches its layers now; calibrate again with these, or pass {check} to use them all the same",
                 parameters=("check=False",),
             )

@@ -11,10 +11,8 @@ from typing import Annotated, Any
 import typer
 from torch import nn
 
-from tensigma.calibration import Calibration, estimate_memory, select_layers
+from tensigma.calibration import Calibration, estimate_memory, parse_bytes, select_layers
 from tensigma.calibration import calibrate as gather
-from tensigma.running import process_group
-from tensigma.calibration import parse_bytes
 from tensigma.cli.command import command
 from tensigma.cli.loading import data_of, model_of, name_of, needed, own_share
 from tensigma.cli.options import BatchSize, DataNames, Device, Force, MaxSamples, ModelName, Seed, Weights, Workers
@@ -25,6 +23,7 @@ from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.errors import InputError, StoreError
 from tensigma.report import short
+from tensigma.running import process_group
 
 
 class Fisher(StrEnum):

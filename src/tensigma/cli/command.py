@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -35,7 +34,8 @@ _Threads = Annotated[
     typer.Option("--threads", min=1, metavar="N", help=f"{_THREADS}; all by default.", rich_help_panel=_PANEL),
 ]
 _FewThreads = Annotated[int, typer.Option("--threads", min=1, metavar="N", help=f"{_THREADS}.", rich_help_panel=_PANEL)]
-_ARGUMENTS = re.compile(r"\b(layers|skip|stats|data|teacher|validation|budget|ranks|memory)=(?=[\s,;)]|$)")
+#: Arguments of the library whose options are called otherwise.
+_OPTIONS = {"check": "--force", "recipe": "--budget or --ranks"}
 _SHARED: dict[str, Any] = {"json": _Json, "quiet": _Quiet, "verbose": _Verbose, "threads": _Threads}
 
 
@@ -131,8 +131,8 @@ def _outcome(screen: Screen) -> Iterator[None]:
 
 def _message(error: Exception, verbose: bool) -> str:
     if isinstance(error, TensigmaError):
-        # The library names its arguments; on the command line they are options of the same names.
-        return _ARGUMENTS.sub(r"--\1", str(error))
+        # The library names its arguments; on the command line they are options, mostly of the same names.
+        return error.worded(lambda parameter: _OPTIONS.get(parameter, f"--{parameter.replace('_', '-')}"))
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, MemoryError | torch.OutOfMemoryError):

@@ -3,31 +3,60 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from torch import nn
 
-from tensigma.running import process_group
 from tensigma.cli.command import command, command_line
 from tensigma.cli.loading import data_of, first_of, is_untrained, model_of, name_of
-from tensigma.cli.options import BatchSize, BudgetOption, DataNames, Device, Force, Holdout, Layers, MaxSamples, MethodName, ModelName, NormName, RanksOption, Seed, Skip, Stats, Weigh, Weights, Workers
+from tensigma.cli.options import (
+    BatchSize,
+    BudgetOption,
+    DataNames,
+    Device,
+    Force,
+    Holdout,
+    Layers,
+    MaxSamples,
+    MethodName,
+    ModelName,
+    NormName,
+    RanksOption,
+    Seed,
+    Skip,
+    Stats,
+    Weigh,
+    Weights,
+    Workers,
+)
 from tensigma.cli.outputs import MODEL, check_folder, is_output
-from tensigma.cli.plan import apart, check_absent, check_choice, check_layers, check_weigh, plan_as_asked, plan_facts, plan_notes, statistics, trial_data
+from tensigma.cli.plan import (
+    Sources,
+    check_absent,
+    check_choice,
+    check_holdout,
+    check_weigh,
+    make_plan,
+    plan_facts,
+    plan_notes,
+    recipe_of,
+)
 from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import plan_table, report_table, summary_table
-from tensigma.errors import MissingExtra
-from tensigma.files import whole_folder
-from tensigma.evaluation import Evaluation
-from tensigma.pipeline import Report
+from tensigma.compression import Report
+from tensigma.compression import compress as carry_out
 from tensigma.deployment import save
-from tensigma.pipeline import compress as carry_out
-from tensigma.pipeline import evaluate as measure
+from tensigma.errors import MissingExtra
+from tensigma.evaluation import Evaluation
+from tensigma.evaluation import evaluate as measure
+from tensigma.files import whole_folder
 from tensigma.planning import Plan
 from tensigma.report import check_renderer, write_report
+from tensigma.running import SetAside, process_group
 from tensigma.zoo import may_share
 
 _HOW = "How to fit"
@@ -148,59 +177,57 @@ def compress(
     if plan is not None:
         check_absent(context, "method", "norm", "layers", "skip", "holdout", "weigh")
     check_folder(out, force=force, format=MODEL)
-    given = None if plan is None else Plan.load(plan)
-    try:
-        check_renderer()
-        page = True
-    except MissingExtra as error:
-        screen.warn(f"report.html is left out: {error}")
-        page = False
+    ready = None if plan is None else Plan.load(plan)
+    recipe = None if plan is not None else recipe_of(budget, ranks, method, norm, layers, skip, seed, weigh)
+    page = _can_render(screen)
     network = model_of(screen, model, weights, device, seed)
-    check_layers(network, layers, skip)
-    images = data_of(data, batch_size, workers)
+    images, tried = data_of(data, batch_size, workers), data_of(holdout, batch_size, workers)
     judged = (data_of(eval_data, batch_size, workers) or images) if evaluate else None
-    known_images, tried = apart(budget, stats, images, data_of(holdout, batch_size, workers))
-    check_weigh(weigh, budget, images if tried is None else tried)
     wishes = {"--sequential": sequential, "--refine": refine is not None, "--reestimate-bn": reestimate_bn}
     for wish in (wish for wish, wanted in wishes.items() if wanted and images is None):
         raise typer.BadParameter(f"{wish} reads images, without their labels: name them with --data")
-    if given is not None:
-        given.check_model(network)
-    norms = [norm] if given is None else sorted({entry.norm.name for entry in given.compressed})
+    sources = Sources(stats, images, tried, max_samples, seed, check=not force)
     with process_group(device):
-        known = statistics(screen, network, stats, known_images, norms, max_samples, device, seed)
-        if given is None:
-            at_hand = trial_data(tried, first_of(known_images, max_samples))
-            given = plan_as_asked(
-                screen, network, known, budget, ranks, method, norm, layers, skip, seed, at_hand, weigh
-            )
-            for note in plan_notes(given):
+        if recipe is not None:
+            check_holdout(recipe, tried)
+            check_weigh(weigh, recipe, images if tried is None else tried)
+            prepared = sources.prepare(screen, network, recipe, device)
+            known, fit_data = prepared.stats, prepared.fit_data
+            ready = make_plan(screen, network, recipe, prepared)
+            for note in plan_notes(ready):
                 screen.note(note)
+        else:
+            assert ready is not None
+            ready.check_model(network, weights=not force)
+            known, fit_data = sources.gathered(screen, network, ready, device), first_of(images, max_samples)
         if screen.verbose and not screen.json:
-            screen.show(plan_table(given))
-        screen.note(f"compressing {len(given.compressed)} of {len(given)} layers")
-        if known_images is None and sequential is None and known is not None:
+            screen.show(plan_table(ready))
+        screen.note(f"compressing {len(ready.compressed)} of {len(ready)} layers")
+        if fit_data is None and sequential is None and known is not None:
             screen.note("layers are fitted independently; with --data each would make up for those before it")
         with screen.progress("compressing") as progress:
             small, report = carry_out(
                 network,
-                given,
+                ready,
                 known,
-                data=first_of(known_images, max_samples),
+                data=fit_data,
                 sequential="auto" if sequential is None else sequential,
                 refine=refine,
                 reestimate_bn=reestimate_bn,
+                check=not force,
                 progress=progress,
                 cache=cache,
             )
     if not screen.speaks:
         return
     evaluation = None
-    searched_on = name_of(tried) if tried is not None else given.notes.get("drop", {}).get("data")
+    searched_on = name_of(tried) if tried is not None else ready.notes.get("drop", {}).get("data")
+    if isinstance(fit_data, SetAside):
+        searched_on = fit_data.name
     if judged is not None:
         screen.note(f"evaluating with {name_of(judged)}")
         # What a model was made with proves nothing about other images.
-        weighed_on = given.notes.get("weighing", {}).get("data")
+        weighed_on = ready.notes.get("weighing", {}).get("data")
         used = [
             None if known is None else known.data,
             None if images is None else name_of(images),
@@ -220,21 +247,30 @@ def compress(
             )
     elif evaluate:
         screen.note("not evaluated: give --data or --eval-data")
-    notes = {
-        "command": command_line(),
-        "model": model,
-        "weights": None if weights is None else str(weights),
-        "untrained": is_untrained(model, weights),
-        "data": None if known is None else known.data,
-        **report.notes,
-        "samples": None if known is None else known.samples,
-        "searched_on": searched_on,
-        "evaluated_on": None if judged is None else name_of(judged),
-        "evaluation": None if evaluation is None else evaluation.to_json(),
-    }
-    result = Result(small, given, replace(report, notes=notes), evaluation)
+    noted = report.with_notes(
+        command=command_line(),
+        model=model,
+        weights=None if weights is None else str(weights),
+        untrained=is_untrained(model, weights),
+        data=None if known is None else known.data,
+        samples=None if known is None else known.samples,
+        searched_on=searched_on,
+        evaluated_on=None if judged is None else name_of(judged),
+        evaluation=None if evaluation is None else evaluation.to_json(),
+    )
+    result = Result(small, ready, noted, evaluation)
     result.write(out, force=force, page=page)
     result.show(screen, out)
+
+
+def _can_render(screen: Screen) -> bool:
+    """Whether pages can be written here; what is missing is said."""
+    try:
+        check_renderer()
+    except MissingExtra as error:
+        screen.warn(f"report.html is left out: {error}")
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,11 +19,9 @@ from tensigma.cli.progress import Step, duration
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.errors import StoreError
-from tensigma.experiments import DEFAULT, MODEL, TEST, TRAIN, TrainingProgress, Trial, compare, find_front, n_trials, train_once
-from tensigma.evaluation import Evaluation
-from tensigma.pipeline import evaluate
-from tensigma.report import Run, check_renderer, write_report
-from tensigma.report import number, percent, short
+from tensigma.evaluation import Evaluation, evaluate
+from tensigma.experiments import DEFAULT, MODEL, TEST, TRAIN, Trial, compare, find_front, n_trials, train_once
+from tensigma.report import Run, check_renderer, number, percent, short, write_report
 from tensigma.zoo import load_data
 
 _FORMAT = "tensigma-demo"
@@ -59,7 +56,7 @@ def demo(screen: Screen, out: Out = Path("demo-output"), cache: Cache = None, se
     train_data, test_data = load_data(TRAIN), load_data(TEST, batch_size=256)
     weights = (cache or out) / f"digits-cnn-{seed}.safetensors"
     with screen.progress("training") as progress:
-        network = train_once(weights, train_data, seed=seed, progress=lambda state: progress(_training(state)))
+        network = train_once(weights, train_data, seed=seed, progress=progress)
     stats = run_calibration(screen, network, train_data)
     original = evaluate(network, test_data)
     trials = []
@@ -83,7 +80,7 @@ def demo(screen: Screen, out: Out = Path("demo-output"), cache: Cache = None, se
         "evaluation": chosen.evaluation.to_json(),
         "comparison": [run.to_json() for run in runs],
     }
-    report = replace(chosen.report, notes=notes)
+    report = chosen.report.with_notes(**notes)
     out.mkdir(parents=True, exist_ok=True)
     small = out / "compressed"
     Result(chosen.model, chosen.plan, report, chosen.evaluation).write(small, force=True, page=False)
@@ -114,12 +111,6 @@ def _check_out(out: Path) -> None:
         ours = all(file.name.startswith(("digits-cnn-", ".digits-cnn-")) for file in out.iterdir())
     if not ours:
         raise StoreError(f"{out} exists and holds something else; choose another --out")
-
-
-def _training(state: TrainingProgress) -> Step:
-    left = state.seconds / state.done * (state.total - state.done)
-    text = f"epoch {state.done} of {state.total}, loss {state.loss:.3f}"
-    return Step(done=state.done, total=state.total, text=text, remaining=left)
 
 
 def _comparing(trial: Trial, done: int, seconds: float) -> Step:

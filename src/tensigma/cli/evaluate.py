@@ -13,9 +13,9 @@ from tensigma.cli.loading import compressed_of, data_of, is_untrained, model_of,
 from tensigma.cli.options import BatchSize, DataNames, Device, MaxSamples, ModelName, Weights, Workers
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import evaluation_table
+from tensigma.compression import Report
 from tensigma.errors import StoreError
-from tensigma.pipeline import Report
-from tensigma.pipeline import evaluate as measure
+from tensigma.evaluation import evaluate as measure
 from tensigma.zoo import may_share
 
 Compressed = Annotated[

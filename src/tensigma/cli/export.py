@@ -16,12 +16,9 @@ from tensigma.cli.outputs import check_file
 from tensigma.cli.screen import Screen
 from tensigma.cli.subject import OriginalName, SampleShape, Subject, SubjectName, SubjectWeights, subject_of
 from tensigma.cli.tables import Columns
-from tensigma.deployment import Exported
-from tensigma.evaluation import Timing
-from tensigma.pipeline import export as write
-from tensigma.evaluation import size_of
-from tensigma.deployment import read_exported
-from tensigma.deployment import measure_together
+from tensigma.deployment import Exported, measure_together, read_exported
+from tensigma.deployment import export as write
+from tensigma.evaluation import Timing, size_of
 from tensigma.report import milliseconds, short, speed, times
 
 

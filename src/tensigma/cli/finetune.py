@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,39 @@ from tensigma.cli.loading import compressed_of, data_of, is_untrained, model_of,
 from tensigma.cli.options import BatchSize, DataNames, Device, Force, Seed, Weights, Workers
 from tensigma.cli.outputs import MODEL, check_folder, is_output
 from tensigma.cli.parsing import listed
-from tensigma.cli.progress import Step, duration
+from tensigma.cli.progress import duration
 from tensigma.cli.report import read_report
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
-from tensigma.cli.tuning_options import Archive, Checkpoint, Eliminate, Epochs, FreezeBN, LearningRates, Mix, Momentum, Optimizer, Original, Out, Patience, TeacherOption, Temperature, ValidationData, ValidationShare, WeightDecay, WhichOptimizer, parse_rate
+from tensigma.cli.tuning_options import (
+    Archive,
+    Checkpoint,
+    Eliminate,
+    Epochs,
+    FreezeBN,
+    LearningRates,
+    Mix,
+    Momentum,
+    Optimizer,
+    Original,
+    Out,
+    Patience,
+    TeacherOption,
+    Temperature,
+    ValidationData,
+    ValidationShare,
+    WeightDecay,
+    WhichOptimizer,
+    parse_rate,
+)
+from tensigma.compression import Report
+from tensigma.deployment import save
 from tensigma.errors import InputError, MissingExtra, StoreError
 from tensigma.files import whole_folder
-from tensigma.pipeline import FineTuning, Report
-from tensigma.finetuning import FineTuningProgress
-from tensigma.deployment import save
-from tensigma.pipeline import finetune as train
-from tensigma.finetuning import remove_unfinished
+from tensigma.finetuning import FineTuning, remove_unfinished
+from tensigma.finetuning import finetune as train
+from tensigma.report import number, percent, render_report
 from tensigma.text import share
-from tensigma.report import render_report
-from tensigma.report import number, percent
 from tensigma.zoo import Spec
 
 
@@ -121,7 +138,7 @@ def finetune(
                 mix=mix,
                 seed=seed,
                 checkpoint=checkpoint,
-                progress=lambda state: progress(_step(state)),
+                progress=progress,
             )
     except BaseException:
         if checkpoint is not None and checkpoint.exists():
@@ -175,9 +192,7 @@ def _write(
     texts = {**extra, "finetuning.json": _json(history.to_json())}
     if report is not None:
         # Accuracy was measured before.
-        notes = {**report.notes, "evaluation": None, "evaluated_on": None, "finetuning": history.to_json()}
-        notes.pop("comparison", None)
-        tuned = replace(report, notes=notes)
+        tuned = report.with_notes(evaluation=None, evaluated_on=None, comparison=[], finetuning=history.to_json())
         texts["report.json"] = _json(tuned.to_json())
         with suppress(MissingExtra):
             texts["report.html"] = render_report(tuned)
@@ -189,15 +204,6 @@ def _write(
 
 def _json(data: Any) -> str:
     return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
-
-
-def _step(state: FineTuningProgress) -> Step:
-    best = "" if state.score is None else f", best {percent(state.score)}"
-    text = (
-        f"rate {state.learning_rate:g}, epoch {state.epoch} of {state.epochs}, loss {state.loss:.3f}{best},"
-        f" {state.rate:,.0f} samples/s"
-    )
-    return Step(done=state.done, total=state.total, text=text, remaining=state.remaining)
 
 
 def _table(history: FineTuning) -> Columns:

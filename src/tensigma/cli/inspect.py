@@ -10,7 +10,6 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from tensigma.running import borrowed
 from tensigma.cli.command import command
 from tensigma.cli.loading import model_of
 from tensigma.cli.options import ModelName, Weights
@@ -19,9 +18,10 @@ from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, Layer, find_layers
-from tensigma.solving import METHODS
 from tensigma.planning import first_convolution
 from tensigma.report import number, short
+from tensigma.running import borrowed
+from tensigma.solving import METHODS
 
 InputShape = Annotated[
     Shape | None,

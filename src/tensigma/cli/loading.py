@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tensigma.running import shard
-from tensigma.running import input_of, iterate
 from tensigma.cli.screen import Screen
-from tensigma.errors import InputError
 from tensigma.deployment import load
+from tensigma.errors import InputError
+from tensigma.running import Batches, shard
 from tensigma.zoo import Data, load_data, load_model
 
 #: Schemes whose models come with random weights unless a file is given.
@@ -80,18 +79,19 @@ class _First:
     def __init__(self, batches: Any, n_samples: int) -> None:
         self._batches, self._n_samples = batches, n_samples
 
-    def __iter__(self) -> Iterator[Tensor]:
-        left = self._n_samples
-        for index, batch in enumerate(iterate(self._batches)):
-            x = input_of(batch, None, index)[:left]
-            yield x
-            left -= len(x)
-            if not left:
-                return
+    def __iter__(self) -> Iterator[Any]:
+        for batch in Batches(self._batches, max_samples=self._n_samples, name="data"):
+            labels = batch.labels
+            yield batch.inputs if labels is None else (batch.inputs, labels)
+
+    @property
+    def name(self) -> str:
+        """What the data is called in results."""
+        return str(self._batches.name)
 
 
 def first_of(data: Any, max_samples: int | None) -> Any:
-    """No more than so many samples of the data, for whatever reads them without labels."""
+    """No more than so many samples of the data."""
     if data is None or max_samples is None:
         return data
     return data.take(max_samples) if isinstance(data, Data) else _First(data, max_samples)

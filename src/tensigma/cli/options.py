@@ -8,7 +8,15 @@ from typing import Annotated
 import torch
 import typer
 
-from tensigma.cli.parsing import METHOD_NAMES, NORM_NAMES, parse_budget, parse_device, parse_method, parse_norm, parse_ranks
+from tensigma.cli.parsing import (
+    METHOD_NAMES,
+    NORM_NAMES,
+    parse_budget,
+    parse_device,
+    parse_method,
+    parse_norm,
+    parse_ranks,
+)
 from tensigma.planning import Budget, RankRule
 
 _MODEL, _DATA, _WHAT = "Model", "Data", "What to do"

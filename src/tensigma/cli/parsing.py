@@ -11,8 +11,8 @@ import torch
 import typer
 
 from tensigma.errors import InputError
-from tensigma.solving import METHODS
-from tensigma.planning import NORMS, VBMF, Budget, Drop, Energy, Latency, Macs, Params, RankRule, SigmaVBMF
+from tensigma.planning import VBMF, Budget, Drop, Energy, Latency, Macs, Params, RankRule, SigmaVBMF
+from tensigma.solving import METHODS, NORMS
 
 _BUDGETS: Mapping[str, Callable[..., Budget]] = {"params": Params, "macs": Macs, "latency": Latency, "drop": Drop}
 _RULES: Mapping[str, Callable[..., RankRule]] = {"vbmf": VBMF, "sigma-vbmf": SigmaVBMF, "energy": Energy}

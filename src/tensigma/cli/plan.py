@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,23 +12,36 @@ import typer
 from torch import nn
 
 from tensigma.calibration import Calibration
-from tensigma.running import process_group, rank_and_size
 from tensigma.cli.calibrate import run_calibration
 from tensigma.cli.command import command
 from tensigma.cli.loading import data_of, first_of, model_of
-from tensigma.cli.options import BatchSize, BudgetOption, DataNames, Device, Force, Holdout, Layers, MaxSamples, MethodName, ModelName, NormName, RanksOption, Seed, Skip, Stats, Weigh, Weights, Workers
+from tensigma.cli.options import (
+    BatchSize,
+    BudgetOption,
+    DataNames,
+    Device,
+    Force,
+    Holdout,
+    Layers,
+    MaxSamples,
+    MethodName,
+    ModelName,
+    NormName,
+    RanksOption,
+    Seed,
+    Skip,
+    Stats,
+    Weigh,
+    Weights,
+    Workers,
+)
 from tensigma.cli.outputs import check_file
 from tensigma.cli.parsing import which_layers, which_skipped
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import plan_table
-from tensigma.errors import InputError
-from tensigma.layers import find_layers
-from tensigma.planning import Budget, Drop, Plan, RankRule, SetAside
-from tensigma.solving import norm_of
-from tensigma.planning import plan as make_plan
-from tensigma.layers import select
-from tensigma.planning import in_words
+from tensigma.planning import Budget, Drop, Plan, Prepared, RankRule, Recipe, plan_prepared, prepare, weighing_in_words
 from tensigma.report import percent
+from tensigma.running import process_group, rank_and_size
 
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="FILE", help="Write the plan as JSON, to be kept or edited by hand.")
@@ -81,70 +97,52 @@ def plan(
     check_choice(budget=budget, ranks=ranks)
     if out is not None:
         check_file(out, force=force)
+    recipe = recipe_of(budget, ranks, method, norm, layers, skip, seed, weigh)
     network = model_of(screen, model, weights, device, seed)
-    check_layers(network, layers, skip)
-    images, tried = apart(budget, stats, data_of(data, batch_size, workers), data_of(holdout, batch_size, workers))
-    check_weigh(weigh, budget, images if tried is None else tried)
-    known = statistics(screen, network, stats, images, [norm], max_samples, device, seed)
-    at_hand = trial_data(tried, first_of(images, max_samples))
-    made = plan_as_asked(screen, network, known, budget, ranks, method, norm, layers, skip, seed, at_hand, weigh)
+    images, tried = data_of(data, batch_size, workers), data_of(holdout, batch_size, workers)
+    check_holdout(recipe, tried)
+    check_weigh(weigh, recipe, images if tried is None else tried)
+    sources = Sources(stats, images, tried, max_samples, seed, check=not force)
+    prepared = sources.prepare(screen, network, recipe, device)
+    chosen = make_plan(screen, network, recipe, prepared)
     if out is not None and screen.speaks:
         out.parent.mkdir(parents=True, exist_ok=True)
-        made.save(out)
+        chosen.save(out)
         screen.note(f"written to {out}")
-    for note in plan_notes(made):
+    for note in plan_notes(chosen):
         screen.note(note)
     screen.result(
-        "plan", {"model": model, "out": None if out is None else str(out), **plan_facts(made)}, plan_table(made)
+        "plan", {"model": model, "out": None if out is None else str(out), **plan_facts(chosen)}, plan_table(chosen)
     )
 
 
-def check_choice(**given: Any) -> None:
+def check_choice(**choices: Any) -> None:
     """Exactly one of the options must have been given."""
-    names = " or ".join(f"--{name}" for name in given)
-    came = [f"--{name}" for name, value in given.items() if value is not None]
-    if len(came) != 1:
-        raise typer.BadParameter(f"give exactly one of {names}; {' and '.join(came) or 'none'} came")
+    names = " or ".join(f"--{name}" for name in choices)
+    present = [f"--{name}" for name, value in choices.items() if value is not None]
+    if len(present) != 1:
+        raise typer.BadParameter(f"give exactly one of {names}, not {' and '.join(present) or 'none'}")
 
 
 def check_absent(context: typer.Context, *names: str) -> None:
     """Nothing may be asked for that a plan has decided already."""
-    came = [name for name in names if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
-    if came:
+    typed = [name for name in names if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if typed:
         raise typer.BadParameter(
-            f"--plan has decided what {' and '.join(f'--{name}' for name in came)} would; leave out one or the other, "
+            f"--plan has decided what {' and '.join(f'--{name}' for name in typed)} would; leave out one or the other, "
             "or edit the plan's file"
         )
 
 
-def check_layers(model: nn.Module, layers: list[str] | None, skip: list[str] | None) -> None:
-    """Refuse names and patterns that mean no layer, before long work starts."""
-    names = [layer.name for layer in find_layers(model)]
-    for option, asked in (("--layers", which_layers(layers)), ("--skip", which_skipped(skip))):
-        if asked and asked not in ("all", "spatial"):
-            select(asked, names, what=option)
+def check_holdout(recipe: Recipe, holdout: Any) -> None:
+    """Refuse ``--holdout`` where nothing is searched."""
+    if holdout is not None and not isinstance(recipe.budget, Drop):
+        raise typer.BadParameter("--holdout goes with --budget drop=X, which is searched on it")
 
 
-def apart(budget: Budget | None, stats: Path | None, images: Any, holdout: Any) -> tuple[Any, Any]:
-    """Data to calibrate with, and data on which ``--budget drop=X`` is searched."""
-    if not isinstance(budget, Drop):
-        if holdout is not None:
-            raise typer.BadParameter("--holdout goes with --budget drop=X, which is searched on it")
-        return images, None
-    if holdout is not None:
-        return images, holdout
-    if stats is not None or images is None:
-        raise InputError(
-            "--budget drop=X is searched on images that had no part in calibration: give them with --holdout DATA, or "
-            "give --data instead of --stats, of which every fifth batch is then held out"
-        )
-    aside = SetAside(images)
-    return aside, aside
-
-
-def check_weigh(weigh: bool | None, budget: Budget | None, images: Any) -> None:
+def check_weigh(weigh: bool | None, recipe: Recipe, images: Any) -> None:
     """Refuse ``--weigh`` where there is nothing to weigh or nothing to measure with."""
-    if weigh and budget is None:
+    if weigh and recipe.budget is None:
         raise typer.BadParameter("--weigh goes with --budget, which is shared out among the layers")
     if weigh and rank_and_size()[1] > 1:
         raise typer.BadParameter("--weigh works in one process; run it without torchrun")
@@ -152,43 +150,7 @@ def check_weigh(weigh: bool | None, budget: Budget | None, images: Any) -> None:
         raise typer.BadParameter("--weigh reads images, without their labels: name them with --data")
 
 
-def trial_data(tried: Any, images: Any) -> Any:
-    """What plans are tried on: the held-out data of a search, or the images at hand."""
-    return tried.held if isinstance(tried, SetAside) else images if tried is None else tried
-
-
-def statistics(
-    screen: Screen,
-    model: nn.Module,
-    folder: Path | None,
-    data: Any,
-    norms: list[str],
-    max_samples: int | None,
-    device: Any,
-    seed: int,
-) -> Calibration | None:
-    """Statistics from a folder, or gathered now where the norms need any; None where nothing is needed."""
-    if folder is not None:
-        found = Calibration.load(folder)
-        found.check_model(model)
-        return found
-    if data is not None:
-        fisher = next((norm_of(norm).fisher for norm in norms if norm_of(norm).fisher), None)
-        with process_group(device):
-            return run_calibration(screen, model, data, max_samples=max_samples, fisher=fisher, seed=seed)
-    needy = [norm for norm in norms if norm_of(norm).needs_stats]
-    if needy:
-        raise InputError(
-            f"the norm {needy[0]!r} needs statistics: give --stats DIR (from 'tensigma calibrate') or --data to gather "
-            "them now; only --norm frobenius does without"
-        )
-    return None
-
-
-def plan_as_asked(
-    screen: Screen,
-    model: nn.Module,
-    stats: Calibration | None,
+def recipe_of(
     budget: Budget | None,
     ranks: RankRule | None,
     method: str,
@@ -196,52 +158,97 @@ def plan_as_asked(
     layers: list[str] | None,
     skip: list[str] | None,
     seed: int,
-    data: Any = None,
-    weigh: bool | None = None,
-) -> Plan:
-    """The plan that the options of a command line ask for; ``data`` is what plans are tried on."""
+    weigh: bool | None,
+) -> Recipe:
+    """The recipe that the options of a command line stand for."""
+    return Recipe(
+        budget=budget,
+        ranks=ranks,
+        method=method,
+        norm=norm,
+        layers=which_layers(layers),
+        skip=which_skipped(skip),
+        options={"seed": seed},
+        weights=None if weigh is False else "auto",
+    )
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where statistics and images come from."""
+
+    folder: Path | None
+    images: Any
+    holdout: Any
+    max_samples: int | None
+    seed: int
+    check: bool
+
+    @cached_property
+    def stats(self) -> Calibration | None:
+        """Statistics from a folder, where one was named."""
+        return None if self.folder is None else Calibration.load(self.folder)
+
+    def prepare(self, screen: Screen, model: nn.Module, recipe: Recipe, device: Any) -> Prepared:
+        """What the library needs for ``recipe``, with calibration shown on the screen."""
+        with process_group(device):
+            return prepare(
+                model,
+                recipe,
+                stats=self.stats,
+                batches=self.images if self.max_samples is None else first_of(self.images, self.max_samples),
+                trial_data=self.holdout,
+                check=self.check,
+                gather=self._gather(screen),
+            )
+
+    def gathered(self, screen: Screen, model: nn.Module, plan: Plan, device: Any) -> Calibration | None:
+        """Statistics for carrying out ``plan``: from the folder, or gathered on the images where its norms need any."""
+        norms = [entry.norm for entry in plan.compressed]
+        if self.stats is not None or self.images is None:
+            return self.stats
+        fisher = next((norm.fisher for norm in norms if norm.fisher), None)
+        with process_group(device):
+            return self._gather(screen)(model, first_of(self.images, self.max_samples), fisher=fisher)
+
+    def _gather(self, screen: Screen) -> Callable[..., Calibration]:
+        def gather(model: nn.Module, batches: Any, *, fisher: Any, **_: Any) -> Calibration:
+            return run_calibration(screen, model, batches, fisher=fisher, seed=self.seed)
+
+        return gather
+
+
+def make_plan(screen: Screen, model: nn.Module, recipe: Recipe, prepared: Prepared) -> Plan:
+    """The plan that ``recipe`` asks for, with progress on the screen."""
     with screen.progress("planning") as progress:
-        return make_plan(
-            model,
-            stats,
-            budget=budget,
-            ranks=ranks,
-            method=method,
-            norm=norm,
-            layers=which_layers(layers),
-            skip=which_skipped(skip),
-            options={"seed": seed},
-            weights=None if weigh is False else "auto",
-            data=data,
-            progress=progress,
-        )
+        return plan_prepared(model, recipe, prepared, progress=progress)
 
 
-def plan_notes(made: Plan) -> list[str]:
+def plan_notes(plan: Plan) -> list[str]:
     """What was measured on the way to a plan, in words."""
-    found = []
-    if "latency" in made.notes:
-        note = made.notes["latency"]
+    notes = []
+    if "latency" in plan.notes:
+        note = plan.notes["latency"]
         before, after = (1000 * seconds for seconds in note["seconds"])
-        found.append(
+        notes.append(
             f"the layers take {after:.3g} of {before:.3g} ms, a share of {after / before:.2f}, "
             f"in {note['runtime']} at batch {note['batch']}"
         )
-    if "weighing" in made.notes:
-        found.append(in_words(made.notes["weighing"]))
-    if "drop" in made.notes:
-        note = made.notes["drop"]
+    if "weighing" in plan.notes:
+        notes.append(weighing_in_words(plan.notes["weighing"]))
+    if "drop" in plan.notes:
+        note = plan.notes["drop"]
         beside = "" if note["measure"] == "agreement" else f", the original {percent(note['original'])}"
-        found.append(f"{note['measure']} {percent(note['kept'])}{beside} on {note['samples']:,} held-out samples")
-    return found
+        notes.append(f"{note['measure']} {percent(note['kept'])}{beside} on {note['samples']:,} held-out samples")
+    return notes
 
 
-def plan_facts(made: Plan) -> dict[str, Any]:
+def plan_facts(plan: Plan) -> dict[str, Any]:
     """Plain data about a plan."""
     return {
-        "rate": made.rate,
-        "params": [made.before.params, made.after.params],
-        "macs": [made.before.macs, made.after.macs] if made.before.macs else None,
-        "notes": made.notes,
-        "layers": {name: entry.to_json() for name, entry in made.items()},
+        "rate": plan.rate,
+        "params": [plan.before.params, plan.after.params],
+        "macs": [plan.before.macs, plan.after.macs] if plan.before.macs else None,
+        "notes": plan.notes,
+        "layers": {name: entry.to_json() for name, entry in plan.items()},
     }

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import singledispatch
 from types import TracebackType
 from typing import Any, Self
 
+import rich.progress
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskProgressColumn, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from tensigma.calibration import Progress as CalibrationProgress
-from tensigma.experiments import ReproductionProgress
-from tensigma.pipeline import CompressionProgress
-from tensigma.evaluation import EvaluationProgress
-from tensigma.compression import RefinementProgress
-from tensigma.planning import EffectProgress, PlanningProgress, SearchProgress, TimingProgress, TrialProgress
+from tensigma.running import Progress, samples_per_second
 
 # Seconds between lines at first and at most: often enough to see that it lives, rarely enough for a log.
 _FIRST, _MOST = 2.0, 30.0
@@ -34,12 +29,17 @@ class Step:
     remaining: float | None = None
 
 
-@singledispatch
 def step_of(state: Any, seconds: float) -> Step:
     """What the library reports, in the form that is shown, ``seconds`` after the work began.
 
-    Anything that counts what is done, or samples, towards a total can be shown.
+    Anything else that counts what is done, or samples, towards a total can be shown too.
     """
+    if isinstance(state, Step):
+        return state
+    if isinstance(state, Progress):
+        if state.share is None:
+            return Step(done=state.done, total=None, text=str(state))
+        return Step(done=state.share, total=1.0, text=str(state), remaining=state.remaining)
     samples = getattr(state, "samples", None)
     done, total = getattr(state, "done", samples), getattr(state, "total", None)
     if done is None:
@@ -48,69 +48,11 @@ def step_of(state: Any, seconds: float) -> Step:
     if getattr(state, "loss", None) is not None:
         words.append(f"loss {state.loss:.3g}")
     if samples is not None and seconds > 0:
-        words.append(_rate(samples / seconds))
+        words.append(samples_per_second(samples, seconds))
     remaining = getattr(state, "remaining", None)
     if remaining is None and total is not None and done > 0:
         remaining = seconds / done * (total - done)
     return Step(done=done, total=total, text=", ".join(words), remaining=remaining)
-
-
-@step_of.register
-def _(state: Step, seconds: float) -> Step:
-    return state
-
-
-@step_of.register
-def _(state: CalibrationProgress, seconds: float) -> Step:
-    batches = f"batch {state.done}" + ("" if state.total is None else f" of {state.total}")
-    return Step(done=state.done, total=state.total, text=f"{batches}, {_rate(state.rate)}", remaining=state.remaining)
-
-
-@step_of.register
-def _(state: CompressionProgress, seconds: float) -> Step:
-    error = "" if state.error is None else f", error {state.error:.3f}"
-    source = " (cached)" if state.cached else ""
-    text = f"layer {state.done} of {state.total}, {state.layer}{error}{source}"
-    return Step(done=state.work, total=1.0, text=text, remaining=state.remaining)
-
-
-@step_of.register
-def _(state: RefinementProgress, seconds: float) -> Step:
-    rate = _rate(state.samples / state.seconds if state.seconds > 0 else 0.0)
-    text = f"refining, {state.samples:,} of {state.total:,} samples, {rate}, loss {state.loss:.3g}"
-    return Step(done=state.samples, total=state.total, text=text, remaining=state.remaining)
-
-
-@step_of.register
-def _(state: PlanningProgress, seconds: float) -> Step:
-    return Step(done=state.work, total=1.0, text=str(state), remaining=state.remaining)
-
-
-@step_of.register(TimingProgress)
-@step_of.register(EffectProgress)
-@step_of.register(TrialProgress)
-@step_of.register(SearchProgress)
-def _(state: TimingProgress | EffectProgress | TrialProgress | SearchProgress, seconds: float) -> Step:
-    return Step(done=state.done, total=state.total, text=str(state), remaining=state.remaining)
-
-
-@step_of.register
-def _(state: EvaluationProgress, seconds: float) -> Step:
-    batches = f"batch {state.done}" + ("" if state.total is None else f" of {state.total}")
-    remaining = None if state.total is None else seconds / max(state.done, 1) * (state.total - state.done)
-    rate = _rate(state.samples / seconds if seconds > 0 else 0.0)
-    return Step(done=state.done, total=state.total, text=f"{batches}, {rate}", remaining=remaining)
-
-
-@step_of.register
-def _(state: ReproductionProgress, seconds: float) -> Step:
-    rate = f", {60 * state.computed / state.seconds:.1f} a minute" if state.computed else ""
-    text = f"cell {state.done} of {state.total}{rate}, {state.experiment}: {state.cell}"
-    return Step(done=state.done, total=state.total, text=text, remaining=state.remaining)
-
-
-def _rate(samples: float) -> str:
-    return f"{samples:,.0f} samples/s" if samples >= 10 else f"{samples:.2g} samples/s"
 
 
 def duration(seconds: float) -> str:
@@ -165,7 +107,7 @@ class Bar:
     """A bar that moves, for a terminal. It never takes more than one line."""
 
     def __init__(self, title: str, console: Console) -> None:
-        self._progress = Progress(
+        self._progress = rich.progress.Progress(
             SpinnerColumn("line", finished_text="[green]✓[/green]", style="cyan"),
             TextColumn("{task.description:<11}", style="bold"),
             BarColumn(bar_width=18),

@@ -17,9 +17,9 @@ from tensigma.cli.outputs import MODEL, check_file, check_folder
 from tensigma.cli.screen import Screen
 from tensigma.cli.subject import OriginalName, SubjectName, SubjectWeights, subject_of
 from tensigma.cli.tables import Columns
-from tensigma.evaluation import Evaluation
 from tensigma.deployment import Quantized
-from tensigma.pipeline import quantize as carry_out
+from tensigma.deployment import quantize as carry_out
+from tensigma.evaluation import Evaluation
 from tensigma.report import milliseconds, number, percent, short, speed, times
 
 

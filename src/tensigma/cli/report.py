@@ -13,9 +13,9 @@ from tensigma.cli.options import Force
 from tensigma.cli.outputs import check_file
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import report_table, summary_table
+from tensigma.compression import Report
 from tensigma.errors import StoreError
 from tensigma.evaluation import Evaluation
-from tensigma.pipeline import Report
 from tensigma.report import Run, check_renderer, write_report
 
 Source = Annotated[

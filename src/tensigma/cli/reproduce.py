@@ -18,18 +18,26 @@ from tensigma.cli.progress import duration, step_of
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.errors import InputError, MissingExtra
-from tensigma.experiments import CONFIGS, NAMES, PAPER, configs_of, load_config
-from tensigma.experiments import TrainingProgress
-from tensigma.experiments import write_html, write_page
-from tensigma.experiments import quick_form
-from tensigma.experiments import ReproductionProgress, State, current_cells, state_of
+from tensigma.experiments import (
+    CONFIGS,
+    NAMES,
+    PAPER,
+    Config,
+    Overrides,
+    ReproductionProgress,
+    Results,
+    State,
+    configs_of,
+    current_cells,
+    load_config,
+    markdown,
+    quick_form,
+    section_of,
+    state_of,
+    write_html,
+    write_page,
+)
 from tensigma.experiments import reproduce as run
-from tensigma.experiments import Results
-from tensigma.experiments import section_of
-from tensigma.experiments import Config
-from tensigma.experiments import markdown
-from tensigma.experiments import Overrides
-from tensigma.finetuning import FineTuningProgress
 from tensigma.report import SUFFIXES, draw
 
 ALL = "all"
@@ -214,14 +222,9 @@ class _Display:
         if self._last is None or self._last.done == self._last.total:
             return
         whole = step_of(self._last, 0.0)
-        self._show(replace(whole, text=f"{whole.text} ({self._text(state)})"))
-
-    def _text(self, state: Any) -> str:
-        if isinstance(state, TrainingProgress):
-            return f"training, epoch {state.done} of {state.total}"
-        if isinstance(state, FineTuningProgress):
-            return f"fine-tuning at {state.learning_rate:g}, epoch {state.epoch} of {state.epochs}"
-        return step_of(state, time.perf_counter() - self._begin).text
+        detail = step_of(state, time.perf_counter() - self._begin)
+        title = getattr(state, "title", "")
+        self._show(replace(whole, text=f"{whole.text} ({title + ', ' if title else ''}{detail.text})"))
 
 
 def _config(name: str, config: str, quick: bool) -> Config:

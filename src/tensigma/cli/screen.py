@@ -16,9 +16,9 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 import tensigma
-from tensigma.running import rank_and_size
 from tensigma.cli.progress import Bar, Lines
 from tensigma.errors import CalibrationWarning, NumericalWarning
+from tensigma.running import rank_and_size
 
 # Wide enough for any table: text that goes to a file is not cut to the width of a window.
 _UNLIMITED = 1000

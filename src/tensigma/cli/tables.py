@@ -11,12 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tensigma.cli.columns import GAP, arrange
-from tensigma.evaluation import Evaluation
-from tensigma.pipeline import Report
-from tensigma.compression import Size
+from tensigma.compression import Report
+from tensigma.evaluation import Evaluation, Size
 from tensigma.planning import Plan
-from tensigma.text import table as plain_table
 from tensigma.report import error, milliseconds, number, percent, short, speed, times
+from tensigma.text import table as plain_table
 
 
 class Columns:

@@ -1,1 +1,19 @@
 """Carrying out a plan: layers fitted independently or in sequence, then refined."""
+
+from tensigma.compression.batchnorm import reestimate_bn_
+from tensigma.compression.compress import compress, compress_
+from tensigma.compression.refinement import Refine, RefinementProgress, blocks_around, refine_
+from tensigma.compression.reports import LayerReport, PageData, Report
+
+__all__ = [
+    "LayerReport",
+    "PageData",
+    "Refine",
+    "RefinementProgress",
+    "Report",
+    "blocks_around",
+    "compress",
+    "compress_",
+    "reestimate_bn_",
+    "refine_",
+]

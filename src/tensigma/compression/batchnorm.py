@@ -13,7 +13,6 @@ from tensigma.errors import InputError
 from tensigma.running import Batches, borrowed, run
 
 
-
 def reestimate_bn_(model: nn.Module, batches: Any, *, input: str | int | None = None) -> int:
     """Replace running means and variances of ``model`` by averages over ``batches``; gives the number of layers.
 

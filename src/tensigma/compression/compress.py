@@ -269,9 +269,7 @@ def _report(
     )
 
 
-def _row(
-    entry: DenseEntry | CompressedEntry, module: nn.Module, solved: tuple[Solution, bool] | None
-) -> LayerReport:
+def _row(entry: DenseEntry | CompressedEntry, module: nn.Module, solved: tuple[Solution, bool] | None) -> LayerReport:
     sized = entry.input_size is not None
     before = replace(size_of(module), macs=entry.before.macs if sized else None)
     if solved is None or isinstance(entry, DenseEntry):

@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from tensigma.running import floats_of
 
-
 #: A batch of few values may have next to no variance; so much of that of all samples is taken in its place.
 _LEAST = 0.1
 

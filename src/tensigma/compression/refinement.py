@@ -31,7 +31,6 @@ from tensigma.running import (
     samples_per_second,
 )
 
-
 logger = logging.getLogger(__name__)
 
 #: Samples on which the loss is measured before and after.

@@ -11,7 +11,6 @@ from tensigma.errors import StoreError
 from tensigma.evaluation import Size
 from tensigma.text import count, share, table
 
-
 FORMAT = "tensigma-report"
 VERSION = 1
 

@@ -24,9 +24,8 @@ from tensigma.calibration import LayerStats, Moments, summable
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, kernels_of, replace_, to_kernels, to_weight
 from tensigma.planning import Plan
-from tensigma.running import Batch, Batches, Listener, borrowed, device_of, made_safe, run, silent
+from tensigma.running import Batch, Batches, Listener, borrowed, device_of, run, safe_layout, silent
 from tensigma.solving import CompressionProgress, Job, Solution, Solutions, Treatment, means
-
 
 #: λ as a share of the mean variance of x̃, where rows abound.
 RIDGE = 1e-3
@@ -92,9 +91,7 @@ def _stats_of(name: str, stats: Mapping[str, LayerStats] | None) -> LayerStats:
     return stats[name]
 
 
-def target_layer(
-    treatment: Treatment, layer: nn.Module, stats: LayerStats, cross: Tensor, output: Tensor
-) -> nn.Module:
+def target_layer(treatment: Treatment, layer: nn.Module, stats: LayerStats, cross: Tensor, output: Tensor) -> nn.Module:
     """The dense layer that is best on the inputs of ``stats``: ``cross`` is E[y ũᵀ] in the shape of the weight, without
     the bias of the layer in y, and ``output`` E[y].
     """
@@ -213,7 +210,7 @@ def _products(layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     dtype = torch.promote_types(x.dtype, torch.float32)
     x, y = (tensor.to(dtype).clone() if tensor.is_inference() else tensor.to(dtype) for tensor in (x, y))
     parameters = {name: tensor.detach().to(x) for name, tensor in layer.named_parameters(recurse=False)}
-    x, y, weight = made_safe(layer, x, y, parameters["weight"])
+    x, y, weight = safe_layout(layer, x, y, parameters["weight"])
     parameters["weight"] = weight.requires_grad_()
     with torch.enable_grad():
         (products,) = torch.autograd.grad(functional_call(layer, parameters, (x,)), parameters["weight"], y)

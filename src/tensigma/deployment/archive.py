@@ -37,7 +37,6 @@ from tensigma.layers import (
     to_layer,
 )
 
-
 FORMAT = "tensigma-model"
 VERSION = 1
 MANIFEST = "manifest.json"
@@ -227,7 +226,9 @@ def _densify_(model: nn.Module, name: str) -> None:
     compressed = recognise(modules)
     assert compressed is not None
     assert isinstance(modules, nn.Sequential)
-    kernels = torch.stack([factors.to_dense() for factors in from_modules(modules, compressed.format, compressed.geometry)])
+    kernels = torch.stack(
+        [factors.to_dense() for factors in from_modules(modules, compressed.format, compressed.geometry)]
+    )
     last = modules[-1].bias
     assert last is None or isinstance(last, Tensor)
     layer = to_layer(kernels, compressed.geometry, last).train(modules.training)

@@ -27,7 +27,6 @@ from tensigma.errors import InputError
 from tensigma.layers import Geometry, find_compressed, to_kernels, to_weight
 from tensigma.running import Batches, borrowed, run, safe_backward
 
-
 #: Random mixtures to measure gains with.
 _PROBES = 8
 #: An error of a weight is the same at all positions, so that later sums over them do not average it out.

@@ -23,7 +23,6 @@ from tensigma.evaluation import count_bytes
 from tensigma.files import whole_file
 from tensigma.running import borrowed, device_of, input_of, leaves
 
-
 ExportFormat = Literal["onnx", "torch-export"]
 FORMATS: tuple[ExportFormat, ...] = ("onnx", "torch-export")
 #: What a file name should end with.

@@ -17,7 +17,6 @@ from tensigma.deployment.onnx_names import usual_names
 from tensigma.errors import InputError, MissingExtra, StoreError
 from tensigma.evaluation import Size, Timing, measure_latency
 
-
 _ERRORS_ONLY = 3
 _TYPES = {
     "tensor(float)": torch.float32,

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from tensigma.errors import ExportError
 from tensigma.running import leaves
 
-
 _SIZES = (1, 3, 5)
 #: Two ways of summing are apart by more than each is from the truth.
 _SLACK = 4
@@ -77,9 +76,7 @@ def parity(
                 f" the tolerance is {tolerance:.0e} of that; it was not kept. Pass a larger tolerance if that is"
                 " acceptable"
             )
-    return max(
-        zip(differences, largest, strict=True), key=lambda pair: pair[0] / (pair[1] or 1.0), default=(0.0, 0.0)
-    )
+    return max(zip(differences, largest, strict=True), key=lambda pair: pair[0] / (pair[1] or 1.0), default=(0.0, 0.0))
 
 
 def _most(values: Tensor) -> float:

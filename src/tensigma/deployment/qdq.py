@@ -17,7 +17,6 @@ from tensigma.deployment.export import clean
 from tensigma.deployment.onnx_model import OnnxModel, onnx_module
 from tensigma.errors import ExportError, InputError
 
-
 #: Instructions that add up products of 8-bit numbers in 32 bits. Without them sums overflow 16 bits.
 _VNNI = {"avx512_vnni", "avx_vnni"}
 _LARGEST_HALF = float(np.finfo(np.float16).max)

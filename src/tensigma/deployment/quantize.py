@@ -23,7 +23,6 @@ from tensigma.evaluation import Evaluation, compare, size_of
 from tensigma.files import whole_file
 from tensigma.running import Batch, Batches, Wanted, borrowed, leaves, run
 
-
 Precision = Literal["int8", "fp16"]
 PRECISIONS: tuple[Precision, ...] = ("int8", "fp16")
 _LARGEST_HALF = 65504.0

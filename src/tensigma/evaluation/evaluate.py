@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from tensigma.errors import InputError, StoreError
+from tensigma.errors import StoreError
 from tensigma.evaluation.certificate import Certificate, check_confidence
 from tensigma.evaluation.latency import Timing, measure_latency
 from tensigma.evaluation.size import Size, size_of
@@ -29,7 +29,6 @@ from tensigma.running import (
     scores_of,
 )
 from tensigma.text import count, table
-
 
 FORMAT = "tensigma-evaluation"
 VERSION = 1

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from tensigma.running import borrowed, device_of, threads
 
-
 _WARM_UP = 3
 
 

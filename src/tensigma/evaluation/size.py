@@ -23,7 +23,6 @@ class Size:
     bytes: int
 
 
-
 def count_params(model: nn.Module) -> int:
     """Parameters, tied ones once."""
     return sum(parameter.numel() for parameter in model.parameters())

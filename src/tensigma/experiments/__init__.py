@@ -2,7 +2,18 @@
 
 from tensigma.experiments.baselines import TensorLyCP, TensorLyTucker2
 from tensigma.experiments.catalogue import CONFIGS, NAMES, PAPER, configs_of, load_config
-from tensigma.experiments.demo import DEFAULT, MODEL, TEST, TRAIN, TrainingProgress, Trial, compare, find_front, n_trials, train_once
+from tensigma.experiments.demo import (
+    DEFAULT,
+    MODEL,
+    TEST,
+    TRAIN,
+    TrainingProgress,
+    Trial,
+    compare,
+    find_front,
+    n_trials,
+    train_once,
+)
 from tensigma.experiments.paper_page import write_html, write_page
 from tensigma.experiments.quick import quick_form
 from tensigma.experiments.reproduction import ReproductionProgress, State, current_cells, reproduce, state_of

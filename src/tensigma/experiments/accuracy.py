@@ -14,19 +14,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from tensigma.compression import compress
+from tensigma.deployment import OnnxModel, quantize
 from tensigma.errors import InputError
 from tensigma.experiments.hits import advantage, unpack_hits
 from tensigma.experiments.kinds import Cell, Cells, facts_of
 from tensigma.experiments.settings import Config, Series, Study
 from tensigma.experiments.workshop import Workshop, state_hash
-from tensigma.pipeline import compress
 from tensigma.finetuning import finetune
-from tensigma.deployment import quantize
-from tensigma.deployment import OnnxModel
 from tensigma.planning import VBMF, plan
+from tensigma.report import Line, Panel, Table
 from tensigma.solving import norm_of
-from tensigma.report import Line, Panel
-from tensigma.report import Table
 
 ORIGINAL = "original"
 # Batches whose images are put in random order together while fine-tuning.

@@ -35,19 +35,15 @@ import torch
 from torch import Tensor, nn
 
 from tensigma.calibration import Calibration
+from tensigma.compression import Refine, Report, blocks_around, compress, reestimate_bn_, refine_
 from tensigma.errors import InputError
 from tensigma.experiments.hits import unpack_hits
 from tensigma.experiments.kinds import Cell, Cells, facts_of
 from tensigma.experiments.settings import Config, Study
 from tensigma.experiments.workshop import Workshop
-from tensigma.compression import Refine
-from tensigma.pipeline import Report, compress
-from tensigma.compression import reestimate_bn_
-from tensigma.compression import blocks_around, refine_
 from tensigma.planning import VBMF, Params, Plan, SigmaVBMF, plan, sensitivities
-from tensigma.running import answered
-from tensigma.report import Panel
-from tensigma.report import Table
+from tensigma.report import Panel, Table
+from tensigma.running import alike
 
 _RULES = {"vbmf": VBMF, "sigma-vbmf": SigmaVBMF}
 _STEPS = 13
@@ -259,7 +255,7 @@ def _agreement(model: nn.Module, original: nn.Module, data: Any) -> float:
     same, samples = 0, 0
     for images, _ in data:
         scores, wanted = model(images), original(images)
-        same += int((answered(scores) & answered(wanted) & (scores.argmax(1) == wanted.argmax(1))).sum())
+        same += int(alike(scores, wanted).sum())
         samples += len(images)
     return same / samples
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import save_file
@@ -19,12 +19,12 @@ from torch import nn
 from torch.nn import functional
 
 from tensigma.calibration import Calibration
+from tensigma.compression import Report, compress
+from tensigma.evaluation import Evaluation, evaluate
 from tensigma.files import whole_file
-from tensigma.evaluation import Evaluation
-from tensigma.pipeline import Report, compress, evaluate
-from tensigma.planning import VBMF, Params, Plan, plan
-from tensigma.planning import Allocation
+from tensigma.planning import VBMF, Front, Params, Plan, plan
 from tensigma.report import Run
+from tensigma.running import Progress, Wanted
 from tensigma.zoo import load_model
 
 MODEL = "zoo:digits-cnn"
@@ -43,13 +43,19 @@ _BATCH = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingProgress:
-    """Epochs trained so far."""
+class TrainingProgress(Progress):
+    """An epoch has been trained.
 
-    done: int
-    total: int
+    >>> print(TrainingProgress(done=2, total=8, loss=0.5, seconds=1.0))
+    epoch 2 of 8, loss 0.500
+    """
+
+    title: ClassVar[str] = "training"
+
     loss: float
-    seconds: float
+
+    def __str__(self) -> str:
+        return f"epoch {self.done} of {self.total}, loss {self.loss:.3f}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +111,7 @@ def train_once(weights: Path, data: Any, **options: Any) -> nn.Module:
     return model
 
 
-def find_front(model: nn.Module, stats: Calibration, *, progress: bool | Callable[[Any], None] = False) -> Allocation:
+def find_front(model: nn.Module, stats: Calibration, *, progress: Wanted = False) -> Front:
     """The curves by which the library shares out a budget, found once for all budgets."""
     return plan(model, stats, budget=Params(0.5), progress=progress).front()
 
@@ -114,7 +120,7 @@ def compare(
     model: nn.Module,
     stats: Calibration,
     test: Any,
-    front: Allocation,
+    front: Front,
     *,
     alphas: Sequence[float] = ALPHAS,
     cache: str | os.PathLike[str] | None = None,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tensigma.experiments.settings import Config, Study
 from tensigma.experiments.workshop import Workshop
-from tensigma.report import Panel
-from tensigma.report import Table
+from tensigma.report import Panel, Table
+from tensigma.running import Digest
 
 Cells = Mapping[str, Mapping[str, Any]]
 
@@ -28,8 +26,7 @@ class Cell:
     @property
     def stamp(self) -> str:
         """A hash of the settings: a stored cell counts only while it still has the same one."""
-        text = json.dumps(self.settings, sort_keys=True, default=str)
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return Digest(8).add(self.settings).text
 
 
 class Kind(Protocol):

@@ -5,15 +5,14 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from tensigma.compression import compress
 from tensigma.errors import InputError
 from tensigma.experiments.kinds import Cell, Cells, facts_of
 from tensigma.experiments.settings import Config
 from tensigma.experiments.workshop import Workshop
-from tensigma.pipeline import compress
 from tensigma.planning import VBMF, plan
+from tensigma.report import Panel, Table
 from tensigma.solving import norm_of
-from tensigma.report import Panel
-from tensigma.report import Table
 
 
 class LayerErrors:

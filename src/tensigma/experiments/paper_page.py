@@ -9,8 +9,7 @@ from tensigma.experiments.results import Results
 from tensigma.experiments.sections import section_of
 from tensigma.experiments.tables import markdown
 from tensigma.files import whole_file
-from tensigma.report import draw
-from tensigma.report import write_results
+from tensigma.report import draw, write_results
 
 _INTRODUCTION = """# The paper's tables and figures
 

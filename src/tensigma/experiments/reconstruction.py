@@ -14,8 +14,7 @@ from tensigma.experiments.kinds import Cell, Cells, facts_of
 from tensigma.experiments.settings import Config, Study
 from tensigma.experiments.workshop import Workshop
 from tensigma.linalg import CP, Metric, max_rank
-from tensigma.report import Line, Panel
-from tensigma.report import Table
+from tensigma.report import Line, Panel, Table
 
 
 class Reconstruction:

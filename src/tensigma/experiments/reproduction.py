@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,6 +19,7 @@ from tensigma.experiments.reconstruction import Reconstruction
 from tensigma.experiments.results import Results
 from tensigma.experiments.settings import Config
 from tensigma.experiments.workshop import Overrides, Workshop
+from tensigma.running import Progress
 
 KINDS: dict[str, Kind] = {
     "accuracy": Accuracy(),
@@ -29,22 +30,29 @@ KINDS: dict[str, Kind] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproductionProgress:
-    """A cell has begun or ended."""
+class ReproductionProgress(Progress):
+    """A cell has begun or ended; steps are the cells of all experiments of this run.
+
+    >>> print(ReproductionProgress(experiment="fisher", cell="α=0.5", done=3, total=9, computed=2, seconds=60.0))
+    cell 3 of 9, 2.0 a minute, fisher: α=0.5
+    """
+
+    title: ClassVar[str] = "reproduction"
 
     experiment: str
     cell: str
-    #: Cells that are there, of all, over all experiments of this run.
-    done: int
-    total: int
-    #: Cells computed by this run itself, and the time it took.
+    #: Cells computed by this run itself.
     computed: int
-    seconds: float
 
     @property
     def remaining(self) -> float | None:
         """Seconds to go, by the mean of the cells so far."""
+        assert self.total is not None
         return self.seconds / self.computed * (self.total - self.done) if self.computed else None
+
+    def __str__(self) -> str:
+        rate = f", {60 * self.computed / self.seconds:.1f} a minute" if self.computed else ""
+        return f"cell {self.done} of {self.total}{rate}, {self.experiment}: {self.cell}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,7 @@ from tensigma.experiments.kinds import Cells, Kind
 from tensigma.experiments.reproduction import current_cells, kind_of
 from tensigma.experiments.results import Results
 from tensigma.experiments.settings import Config, Printed
-from tensigma.report import Panel
-from tensigma.report import Section, Table
+from tensigma.report import Panel, Section, Table
 
 
 def section_of(results: Results) -> Section:

@@ -1,14 +1,13 @@
 """Models, statistics, compressed networks and accuracies for experiments, each made once and kept in a folder.
 
 What is kept is found again by what it was made from: statistics by the names of model and data, solutions of layers by
-their content (:mod:`tensigma.solving.solutions`), accuracies and fine-tuned weights by the parameters of the network. So
-experiments share whatever they have in common, and a killed run loses one piece of work.
+their content (:class:`~tensigma.solving.Solutions`), accuracies and fine-tuned weights by the parameters of the
+network. So experiments share whatever they have in common, and a killed run loses one piece of work.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -27,7 +26,7 @@ from tensigma.experiments.settings import ModelSettings
 from tensigma.experiments.training import train
 from tensigma.files import whole_file
 from tensigma.layers import find_layers
-from tensigma.running import answered
+from tensigma.running import Digest, right, weights_digest
 from tensigma.zoo import Data, load_data, load_model
 
 BATCH = 50
@@ -195,15 +194,15 @@ class Workshop:
         network = model
         if next(model.parameters(), None) is not None:
             network = copy.deepcopy(model).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
-        right: list[bool] = []
+        hits: list[bool] = []
         for images, labels in self.batches(source, spec):
             if labels is None:
                 raise InputError(f"{source}: accuracy needs labels, which {spec} does not have")
             scores = network(images.to(self.device or images.device, memory_format=torch.channels_last))
-            right += (answered(scores) & (scores.argmax(1) == labels.to(scores.device))).tolist()
-            if self.limit is not None and len(right) >= self.limit:
+            hits += right(scores, labels).tolist()
+            if self.limit is not None and len(hits) >= self.limit:
                 break
-        return pack_hits(right)
+        return pack_hits(hits)
 
     def _trained(self, spec: str, settings: ModelSettings, sources: Mapping[str, str]) -> str:
         training = settings.train
@@ -242,17 +241,12 @@ class Workshop:
 
     @staticmethod
     def _key(facts: Any) -> str:
-        text = json.dumps(facts, sort_keys=True, default=str)
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return Digest().add(facts).text
 
 
 def state_hash(model: nn.Module) -> str:
     """A hash of all parameters and buffers of a model and of its structure."""
-    digest = hashlib.blake2b(str(model).encode(), digest_size=16)
-    for key, value in model.state_dict().items():
-        digest.update(f"{key} {tuple(value.shape)} {value.dtype}".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return Digest().add([str(model), weights_digest(model)]).text
 
 
 def _override(table: Mapping[str, str], name: str, usual: Any) -> Any:

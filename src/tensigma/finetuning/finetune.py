@@ -31,7 +31,6 @@ from tensigma.running import (
 )
 
 
-
 def finetune(
     model: nn.Module,
     batches: Any,

@@ -10,7 +10,6 @@ from tensigma.errors import StoreError
 from tensigma.running import Progress, samples_per_second
 from tensigma.text import share, table
 
-
 FORMAT = "tensigma-finetuning"
 VERSION = 1
 

@@ -30,7 +30,6 @@ from tensigma.running import (
     tensors_of,
 )
 
-
 OPTIMIZERS = ("adam", "sgd")
 _NORMS = (nn.modules.batchnorm._BatchNorm,)
 

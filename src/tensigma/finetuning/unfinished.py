@@ -24,7 +24,6 @@ from tensigma.errors import StoreError
 from tensigma.files import whole_file
 from tensigma.finetuning.history import Epoch
 
-
 FORMAT = "tensigma-finetuning-checkpoint"
 _RUN = "run.json"
 

@@ -20,6 +20,7 @@ from tensigma.layers.format import (
 )
 from tensigma.layers.geometry import TARGETS, Geometry
 from tensigma.layers.kernel import kernels_of, to_kernels, to_weight, why_not
+from tensigma.layers.patterns import matches, select
 from tensigma.layers.recognise import find_compressed, original_fingerprint, recognise
 from tensigma.layers.replace import Layer, find_layers, replace_
 from tensigma.layers.spatial_svd_format import SpatialSVDFormat
@@ -67,12 +68,14 @@ __all__ = [
     "from_modules",
     "joined",
     "kernels_of",
+    "matches",
     "original_fingerprint",
     "pointwise",
     "pointwise_kernel",
     "recognise",
     "register_format",
     "replace_",
+    "select",
     "temporary_formats",
     "to_kernels",
     "to_layer",

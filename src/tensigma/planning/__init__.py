@@ -2,44 +2,53 @@
 
 from tensigma.planning.allocation import Allocation
 from tensigma.planning.budgets import Budget, CostBudget, Macs, Params
-from tensigma.planning.drop import Drop
-from tensigma.planning.entry import Entry
-from tensigma.planning.heldout import SetAside
-from tensigma.planning.latency import Latency
-from tensigma.planning.page_data import FRONT_VERSION, front_data
-from tensigma.planning.planner import plan
-from tensigma.planning.plans import Plan
-from tensigma.planning.progress import EffectProgress, PlanningProgress, SearchProgress, TimingProgress, TrialProgress
-from tensigma.planning.ranks import Energy, RankRule, Ranks, SigmaVBMF, VBMF
+from tensigma.planning.drop import Drop, SearchProgress
+from tensigma.planning.entry import CompressedEntry, DenseEntry, Entry
+from tensigma.planning.front import FrontPoint, ParetoFront, PlanningProgress
+from tensigma.planning.latency import Latency, TimingProgress
+from tensigma.planning.page_data import FRONT_VERSION, front_data, spectra_data
+from tensigma.planning.plan import Front, Plan
+from tensigma.planning.planner import plan, plan_prepared
+from tensigma.planning.preparation import Prepared, prepare
+from tensigma.planning.ranks import VBMF, Energy, RankRule, Ranks, SigmaVBMF
+from tensigma.planning.recipe import Recipe, first_convolution
 from tensigma.planning.sensitivity import sensitivities
-from tensigma.planning.sieve import first_convolution
-from tensigma.planning.weighing import in_words
+from tensigma.planning.weighing import EffectProgress, TrialProgress, weighing_in_words
 
 __all__ = [
     "FRONT_VERSION",
     "VBMF",
     "Allocation",
     "Budget",
+    "CompressedEntry",
     "CostBudget",
+    "DenseEntry",
     "Drop",
     "EffectProgress",
     "Energy",
     "Entry",
+    "Front",
+    "FrontPoint",
     "Latency",
     "Macs",
     "Params",
+    "ParetoFront",
     "Plan",
     "PlanningProgress",
+    "Prepared",
     "RankRule",
     "Ranks",
+    "Recipe",
     "SearchProgress",
-    "SetAside",
     "SigmaVBMF",
     "TimingProgress",
     "TrialProgress",
     "first_convolution",
     "front_data",
-    "in_words",
     "plan",
+    "plan_prepared",
+    "prepare",
     "sensitivities",
+    "spectra_data",
+    "weighing_in_words",
 ]

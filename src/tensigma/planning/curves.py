@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tensigma.layers import Cost
-from tensigma.solving import Candidate
-from tensigma.solving import Method, RankTuple
-from tensigma.solving import energy_views
+from tensigma.linalg import RankTuple
+from tensigma.solving import Candidate, Method, energy_views
 
 #: By what a cost is measured.
 Measure = Literal["params", "macs", "seconds"]

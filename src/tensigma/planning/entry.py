@@ -97,7 +97,13 @@ class DenseEntry(Entry):
 
     def to_json(self) -> dict[str, Any]:
         method = None if self.method is None else self.method.name
-        head = {"method": method, "ranks": None, "reason": self.reason, "error": None, "options": {}}
+        head: dict[str, Any] = {
+            "method": method,
+            "ranks": None,
+            "reason": self.reason,
+            "error": None,
+            "options": {},
+        }
         return head | super().to_json()
 
 
@@ -150,7 +156,7 @@ class CompressedEntry(Entry):
         return self.norm.moves_bias and not self.geometry.bias
 
     def to_json(self) -> dict[str, Any]:
-        head = {
+        head: dict[str, Any] = {
             "method": self.method.name,
             "ranks": list(self.format.ranks),
             "reason": None,

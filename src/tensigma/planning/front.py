@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from tensigma.errors import InputError
+from tensigma.linalg import RankTuple
 from tensigma.planning.allocation import Allocation
 from tensigma.planning.budgets import CostBudget, Macs, Params
 from tensigma.planning.curves import Option, curve
@@ -16,7 +17,7 @@ from tensigma.planning.entry import CompressedEntry, DenseEntry
 from tensigma.planning.latency import Clock, Latency
 from tensigma.planning.plan import Plan
 from tensigma.running import Listener, Wanted, WeightedProgress, reporter, runtime_facts, silent
-from tensigma.solving import Candidate, Method, RankTuple, Solutions, Treatment
+from tensigma.solving import Candidate, Method, Solutions, Treatment
 
 # Small layers take as long as their solvers take to start, whatever their size.
 _SMALLEST = 2_000_000

@@ -14,12 +14,12 @@ import torch
 
 from tensigma.errors import InputError
 from tensigma.layers import Format, Geometry
+from tensigma.linalg import RankTuple
 from tensigma.planning.budgets import CostBudget
 from tensigma.planning.curves import Measure, Option
 from tensigma.planning.entry import CompressedEntry, DenseEntry
 from tensigma.running import RUNTIMES, Chain, Listener, Progress, TimeTable, runtime_of
-from tensigma.solving import Candidate, Method, RankTuple
-
+from tensigma.solving import Candidate, Method
 
 # Ranks at which a layer is timed, as shares of the largest on its curve; times between them are interpolated.
 _SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)

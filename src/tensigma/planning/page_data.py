@@ -23,7 +23,6 @@ from tensigma.planning.entry import CompressedEntry, DenseEntry
 from tensigma.planning.plan import Front, Plan
 from tensigma.solving import energy_views
 
-
 FRONT_VERSION = 1
 #: How many budgets are worked out for each measure of cost, the plan itself aside.
 N_BUDGETS = 40

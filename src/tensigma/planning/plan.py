@@ -19,7 +19,6 @@ from tensigma.running import Wanted, weights_digest
 from tensigma.solving import Method, Norm, Solutions, Treatment, method_of, norm_of
 from tensigma.text import count, share, table
 
-
 FORMAT = "tensigma-plan"
 VERSION = 1
 
@@ -43,7 +42,8 @@ class Front(Protocol):
 
 
 class Plan(Mapping[str, DenseEntry | CompressedEntry]):
-    """Layer name → :class:`DenseEntry` or :class:`CompressedEntry`, for every linear or convolutional layer of a model, in its order.
+    """Layer name → :class:`DenseEntry` or :class:`CompressedEntry`, for every linear or
+    convolutional layer of a model, in its order.
 
     A plan never changes; :meth:`with_` gives another one. ``str(plan)`` is a table. In the file that :meth:`save`
     writes, ``ranks``, ``method`` and ``norm`` may be edited by hand.
@@ -323,7 +323,5 @@ def _changed(
         new_method.check_options(new_options)
     except InputError as error:
         raise error.prefixed(f"{entry.name}: ") from None
-    treatment = Treatment(
-        geometry=entry.geometry, method=new_method, norm=new_norm, format=format, options=new_options
-    )
+    treatment = Treatment(geometry=entry.geometry, method=new_method, norm=new_norm, format=format, options=new_options)
     return CompressedEntry.of(entry.name, treatment, input_size=entry.input_size, calls=entry.calls)

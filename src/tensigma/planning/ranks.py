@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tensigma.errors import InputError, RankError
-from tensigma.solving import Candidate
-from tensigma.solving import RankTuple
-from tensigma.solving import energy_views
 from tensigma.layers import matches, select
+from tensigma.linalg import RankTuple
+from tensigma.solving import Candidate, energy_views
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,11 @@ class Selection:
 def first_convolution(layers: Sequence[Layer], reached: Mapping[str, Any] | None = None) -> set[str]:
     """The layer left dense by default: in order of definition, among those that data reaches."""
     for layer in layers:
-        if layer.geometry is not None and layer.geometry.kind != "linear" and (reached is None or layer.name in reached):
+        if (
+            layer.geometry is not None
+            and layer.geometry.kind != "linear"
+            and (reached is None or layer.name in reached)
+        ):
             return {layer.name}
     return set()
 

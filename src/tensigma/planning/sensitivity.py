@@ -21,7 +21,6 @@ from tensigma.layers import find_layers
 from tensigma.running import Batch, Batches, borrowed, dense_scores_of, drawn_labels, run, safe_backward
 
 
-
 def sensitivities(
     model: nn.Module,
     batches: Any,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tensigma.evaluation import Evaluation
-from tensigma.pipeline import FineTuning, Report
-from tensigma.evaluation import Certificate
-from tensigma.planning import in_words
+from tensigma.compression import Report
+from tensigma.evaluation import Certificate, Evaluation
+from tensigma.finetuning import FineTuning
+from tensigma.planning import weighing_in_words
 from tensigma.report import numbers
 
 
@@ -96,7 +96,7 @@ def facts(report: Report, evaluation: Evaluation | None) -> list[tuple[str, str]
         ("Evaluation samples", None if evaluation is None else numbers.number(evaluation.samples)),
         ("Certificate", None if certified is None else _certificate(certified)),
         ("Norm", ", ".join(norms)),
-        ("Budget shared out", in_words(notes["weighing"]) if notes.get("weighing") else None),
+        ("Budget shared out", weighing_in_words(notes["weighing"]) if notes.get("weighing") else None),
         ("Fine-tuned", _fine_tuning(notes.get("finetuning"))),
         ("Layers compressed", f"{len(report.compressed)} of {len(report.layers)}"),
         ("Time to compress", f"{report.seconds:.1f} s"),

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from tensigma.pipeline import Report
+from tensigma.compression import Report
 from tensigma.planning import FRONT_VERSION
 
 # What a new command says for itself, with the number of values each option takes.

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tensigma.files import whole_file
+from tensigma.compression import Report
 from tensigma.evaluation import Evaluation
-from tensigma.pipeline import Report
+from tensigma.files import whole_file
 from tensigma.report import numbers, pictures
 from tensigma.report.cards import cards, facts
 from tensigma.report.charts import line_chart

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tensigma.compression import LayerReport
-from tensigma.pipeline import Report
+from tensigma.compression import LayerReport, Report
 from tensigma.report import numbers
 from tensigma.report.charts import Tick
 

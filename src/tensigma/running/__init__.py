@@ -1,29 +1,55 @@
 """A model over data: batches, borrowing a model, answers, hold-outs, progress, processes, digests and timing."""
 
-from tensigma.running.answers import floats_of, scores_of
-from tensigma.running.batches import class_labels, count_batches, input_of, is_batch, is_one_shot, iterate
-from tensigma.running.borrowing import borrowed, device_of, kept_rng
-from tensigma.running.holdout import Pair, Pairs, hold_out, mixed
+from tensigma.running.answers import dense_scores_of, drawn_labels, floats_of, leaves, scores_of
+from tensigma.running.batches import (
+    Batch,
+    Batches,
+    class_labels,
+    count_batches,
+    input_of,
+    is_batch,
+    is_one_shot,
+    iterate,
+    target_labels,
+)
+from tensigma.running.borrowing import borrowed, device_of, kept_rng, run, seed_all
+from tensigma.running.digests import Digest, tensors_of, weights_digest
+from tensigma.running.holdout import Pair, Pairs, SetAside, hold_out, mixed
+from tensigma.running.onednn import safe_backward, safe_layout
 from tensigma.running.probe import Probe, UnlikeAnswers
 from tensigma.running.processes import common_device, everyone, process_group, rank_and_size, shard
-from tensigma.running.tallies import answered
+from tensigma.running.progress import Listener, Progress, Wanted, WeightedProgress, reporter, samples_per_second, silent
+from tensigma.running.tallies import Tally, alike, answered, right
+from tensigma.running.threads import threads
 from tensigma.running.timetable import TimeTable
-from tensigma.running.timing import Chain, RUNTIMES, runtime_facts, runtime_of
+from tensigma.running.timing import RUNTIMES, Chain, runtime_facts, runtime_of
 
 __all__ = [
     "RUNTIMES",
+    "Batch",
+    "Batches",
     "Chain",
+    "Digest",
+    "Listener",
     "Pair",
     "Pairs",
     "Probe",
+    "Progress",
+    "SetAside",
+    "Tally",
     "TimeTable",
     "UnlikeAnswers",
+    "Wanted",
+    "WeightedProgress",
+    "alike",
     "answered",
     "borrowed",
     "class_labels",
     "common_device",
     "count_batches",
+    "dense_scores_of",
     "device_of",
+    "drawn_labels",
     "everyone",
     "floats_of",
     "hold_out",
@@ -32,11 +58,24 @@ __all__ = [
     "is_one_shot",
     "iterate",
     "kept_rng",
+    "leaves",
     "mixed",
     "process_group",
     "rank_and_size",
+    "reporter",
+    "right",
+    "run",
     "runtime_facts",
     "runtime_of",
+    "safe_backward",
+    "safe_layout",
+    "samples_per_second",
     "scores_of",
+    "seed_all",
     "shard",
+    "silent",
+    "target_labels",
+    "tensors_of",
+    "threads",
+    "weights_digest",
 ]

@@ -209,7 +209,7 @@ def class_labels(item: Any) -> Tensor | None:
 
 
 def target_labels(item: Any, index: int) -> Tensor:
-    """The labels of one batch, of any shape: the second item of a tuple, or an entry called label(s), target(s) or y."""
+    """The labels of one batch, of any shape: the second item of a tuple, or the entry of a dict with such a name."""
     labels = _labels(item)
     if isinstance(labels, np.ndarray):
         labels = torch.from_numpy(labels)

@@ -81,9 +81,7 @@ def run(model: nn.Module, batch: Batch) -> Any:
         raise
     except Exception as error:
         kind = f"shape {tuple(x.shape)}, {str(x.dtype).removeprefix('torch.')}"
-        raise InputError(
-            f"the model rejected batch {batch.index} ({kind}): {type(error).__name__}: {error}"
-        ) from error
+        raise InputError(f"the model rejected batch {batch.index} ({kind}): {type(error).__name__}: {error}") from error
 
 
 def device_of(model: nn.Module) -> torch.device | None:

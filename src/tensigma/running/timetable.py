@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import distributed as dist
 
-from tensigma.running.processes import process_group, rank_and_size
 from tensigma.errors import StoreError
 from tensigma.files import whole_file
+from tensigma.running.processes import process_group, rank_and_size
 from tensigma.running.timing import Chain, Runtime, measure
 
 FORMAT = "tensigma-timings"

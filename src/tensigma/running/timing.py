@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tensigma.running.borrowing import kept_rng
-from tensigma.running.threads import threads
 from tensigma.errors import InputError, MissingExtra
 from tensigma.layers import Format, Geometry
+from tensigma.running.borrowing import kept_rng
+from tensigma.running.threads import threads
 
 RUNTIMES = ("auto", "onnxruntime", "eager")
 _WARM_UP = 2

@@ -1,1 +1,38 @@
-"""A layer's problem (method, norm, statistics) to its solution, kept in memory and on disk, over threads and processes."""
+"""From a layer's problem (method, norm, statistics) to its solution, kept in memory and on disk."""
+
+from tensigma.solving.candidate import Candidate, calls_of, layer_cost
+from tensigma.solving.jobs import CompressionProgress, Job, compressed_copy, jobs_for
+from tensigma.solving.methods import METHODS, SVD_METHOD, Method, choices_of, method_of, register, registered
+from tensigma.solving.metrics import means
+from tensigma.solving.norms import NORMS, Norm, energy_views, norm_of
+from tensigma.solving.sharing import run_shared
+from tensigma.solving.solutions import Solutions
+from tensigma.solving.solve import Solution, solve
+from tensigma.solving.treatment import Treatment
+
+__all__ = [
+    "METHODS",
+    "NORMS",
+    "SVD_METHOD",
+    "Candidate",
+    "CompressionProgress",
+    "Job",
+    "Method",
+    "Norm",
+    "Solution",
+    "Solutions",
+    "Treatment",
+    "calls_of",
+    "choices_of",
+    "compressed_copy",
+    "energy_views",
+    "jobs_for",
+    "layer_cost",
+    "means",
+    "method_of",
+    "norm_of",
+    "register",
+    "registered",
+    "run_shared",
+    "solve",
+]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tensigma.calibration import LayerStats
 from tensigma.layers import Cost, Format, Geometry, cost
-from tensigma.solving.methods import Method, RankTuple
+from tensigma.linalg import RankTuple, Spectra
+from tensigma.solving.methods import Method
 from tensigma.solving.norms import Norm, energy_views
-from tensigma.linalg import Spectra
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

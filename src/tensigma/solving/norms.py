@@ -20,11 +20,9 @@ from torch import Tensor
 
 from tensigma.calibration import LayerStats
 from tensigma.errors import InputError
-from tensigma.layers import Geometry
-from tensigma.layers import to_kernels
+from tensigma.layers import Geometry, to_kernels
 from tensigma.linalg import Importance, Metric
 from tensigma.solving.metrics import centred_metrics, gram_metrics, identity_metrics
-
 
 #: What a solver is given beside the kernel.
 Target = Metric | Importance

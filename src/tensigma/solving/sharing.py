@@ -15,7 +15,6 @@ from tensigma.solving.solutions import Solutions
 from tensigma.solving.solve import Solution
 
 
-
 def run_shared(
     jobs: Sequence[Job],
     *,

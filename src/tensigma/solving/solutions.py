@@ -39,7 +39,9 @@ class Solutions:
     >>> from tensigma.layers import Geometry
     >>> from tensigma.solving import method_of, norm_of
     >>> layer, svd = nn.Linear(8, 6), method_of("svd")
-    >>> treatment = Treatment(geometry=Geometry.of(layer), method=svd, norm=norm_of("frobenius"), format=svd.format((2,)))
+    >>> treatment = Treatment(
+    ...     geometry=Geometry.of(layer), method=svd, norm=norm_of("frobenius"), format=svd.format((2,))
+    ... )
     >>> solutions = Solutions()
     >>> [solutions.get_or_solve(treatment, layer, None)[1] for _ in range(2)]
     [False, True]
@@ -148,5 +150,7 @@ def _read(file: Path, treatment: Treatment) -> Solution | None:
             tensors = {key: stored.get_tensor(key) for key in stored.keys()}
         return Solution.rebuilt(treatment, tensors, facts)
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
-        logger.warning("the cached solution %s (%s) cannot be read and is solved again: %s", file.name, treatment.label, error)
+        logger.warning(
+            "the cached solution %s (%s) cannot be read and is solved again: %s", file.name, treatment.label, error
+        )
         return None

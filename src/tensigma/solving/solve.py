@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from tensigma.calibration import LayerStats
 from tensigma.layers import empty_modules, kernels_of, to_modules
 from tensigma.linalg import Factors, Metric
-from tensigma.planning import Entry
-from tensigma.solving.treatment import Treatment
 from tensigma.solving.metrics import gram_metrics, identity_metrics, means
+from tensigma.solving.treatment import Treatment
 
 
 @dataclass(frozen=True, eq=False)

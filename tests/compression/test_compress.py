@@ -1,0 +1,363 @@
+"""Compression: laws that hold for every norm and method, and promises about what is left alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensigma.pipeline import jobs
+from torch import Tensor, nn
+
+import tensigma as ts
+from cases import GEOMETRIES, LayerCase
+from support_nets import SmallNet, batches, small_net
+from tensigma.errors import InputError, StoreError
+from tensigma.layers import Geometry
+from tensigma.planning import EffectProgress, PlanningProgress, TrialProgress
+from tensigma.running import Progress
+from tensigma.solving import CompressionProgress
+
+
+@pytest.fixture(scope="module")
+def stats() -> ts.Calibration:
+    return ts.calibrate(small_net(), batches(), fisher="model")
+
+
+def layer_errors(original: SmallNet, small: nn.Module, names: list[str]) -> dict[str, float]:
+    """Mean squared change of each layer's output on the inputs it met in calibration."""
+    found: dict[str, float] = {}
+    with torch.no_grad():
+        for name in names:
+            inputs: list[Tensor] = []
+            layer = original.get_submodule(name)
+            handle = layer.register_forward_hook(lambda module, args, output: inputs.append(args[0]))  # noqa: B023
+            for x in batches():
+                original(x)
+            handle.remove()
+            x = torch.cat(inputs)
+            found[name] = (layer(x) - small.get_submodule(name)(x)).square().mean().item()
+    return found
+
+
+@pytest.mark.parametrize("norm", ["centred", "sigma", "frobenius", "fisher", "activation"])
+@pytest.mark.parametrize("method", ["tucker2", "cp", "cp-joint", "svd"])
+def test_full_rank_changes_nothing(stats: ts.Calibration, method: str, norm: str) -> None:
+    if norm in ("fisher", "activation") and method != "tucker2":
+        pytest.skip("only Tucker-2 follows single entries")
+    net = small_net()
+    plan = ts.plan(net, stats, ranks=ts.VBMF(0.0), method=method, norm=norm, saving="none", skip=())
+    assert len(plan.compressed) >= 3
+    small, report = ts.compress(net, plan, stats)
+    x = batches(seed=1)[0]
+    torch.testing.assert_close(small(x), net(x), rtol=1e-3, atol=1e-4)
+    assert all((row.frobenius_error or 0) < 1e-3 for row in report.compressed)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("case", GEOMETRIES)
+def test_the_bias_takes_up_the_mean_of_what_is_lost(case: LayerCase) -> None:
+    """For every geometry: under the centred norm the mean output is that of the original, and the error is right."""
+    layer = case.layer()
+    x = case.inputs(20) + 0.5
+    net = nn.Sequential(layer)
+    stats = ts.calibrate(net, [x])
+    plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 2}), skip=(), saving="none")
+    small, report = ts.compress(net, plan, stats)
+    geometry = Geometry.of(layer)
+    # Transposed windows that overlap are known on average only, away from borders.
+    exact = geometry.kind != "conv_transpose" or all(
+        s >= k for s, k in zip(geometry.stride, geometry.kernel_size, strict=True)
+    )
+    if not exact:
+        return
+    with torch.no_grad():
+        before, after = net(x), small(x)
+    axis = before.dim() - 1 if geometry.kind == "linear" else 1
+    others = [i for i in range(before.dim()) if i != axis]
+    torch.testing.assert_close(after.mean(others), before.mean(others), rtol=1e-5, atol=1e-6)
+    spread = (before - before.mean(others, keepdim=True)).square().sum()
+    error = report["0"].error
+    assert error is not None
+    assert error**2 == pytest.approx(((before - after).square().sum() / spread).item(), rel=1e-3, abs=1e-6)
+
+
+def test_norms_that_know_the_data_lose_less_of_the_output(stats: ts.Calibration) -> None:
+    net = small_net()
+    names = ["block.0", "grouped", "pointwise", "up", "hidden"]
+    errors = {}
+    for norm in ("centred", "sigma", "frobenius"):
+        plan = ts.plan(net, stats, ranks=ts.Ranks({name: 3 for name in names}), norm=norm, saving="none")
+        small, report = ts.compress(net, plan, stats)
+        errors[norm] = layer_errors(net, small, names)
+        # Without the mean, what is reported is what happens.
+        if norm == "sigma":
+            for name in names:
+                assert report[name].error is not None
+    for name in names:
+        # The solvers of Tucker-2 stop within a fraction of a per cent of where they are going.
+        assert errors["centred"][name] <= 1.01 * errors["sigma"][name]
+        assert errors["sigma"][name] <= 1.01 * errors["frobenius"][name]
+    assert errors["centred"]["hidden"] < 0.9 * errors["sigma"]["hidden"]
+
+
+@pytest.mark.parametrize("norm", ["sigma", "frobenius"])
+def test_reported_errors_are_those_of_the_outputs(stats: ts.Calibration, norm: str) -> None:
+    net = small_net()
+    plan = ts.plan(net, stats, ranks=ts.Ranks({"block.0": 3, "hidden": 3}), norm=norm, saving="none")
+    small, report = ts.compress(net, plan, stats)
+    silent = small_net()
+    for name in ("block.0", "hidden"):
+        layer = silent.get_submodule(name)
+        assert isinstance(layer, nn.Conv2d | nn.Linear)
+        nn.init.zeros_(layer.weight)
+        energy = layer_errors(net, silent, [name])[name]
+        error = report[name].error
+        assert error is not None
+        assert error**2 == pytest.approx(layer_errors(net, small, [name])[name] / energy, rel=1e-3)
+
+
+def test_arguments_stay_as_they_were(stats: ts.Calibration) -> None:
+    net = small_net().train()
+    net.stem.weight.requires_grad_(False)
+    modules, parameters = list(net.modules()), list(net.parameters())
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    moments = {name: layer.covariance.clone() for name, layer in stats.items()}
+    plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 2}), skip=())
+    text = str(plan)
+    small, _ = ts.compress(net, plan, stats)
+    assert list(net.modules()) == modules
+    assert all(a is b for a, b in zip(net.parameters(), parameters, strict=True))
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    assert all(torch.equal(layer.covariance, moments[name]) for name, layer in stats.items())
+    assert (str(plan), net.training) == (text, True)
+    # What takes over follows what it replaces.
+    assert small.training
+    stem = small.get_submodule("stem")
+    assert not stem.get_submodule("reduce").weight.requires_grad
+    assert all(not hasattr(module, "tensigma") for module in small.modules())
+    assert {type(module).__module__.split(".")[0] for module in small.modules()} <= {"torch", "support_nets"}
+
+
+def test_in_place_changes_the_model_itself(stats: ts.Calibration) -> None:
+    net = small_net()
+    plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 2}))
+    small, report = ts.compress(net, plan, stats)
+    head = net.head
+    again = ts.compress_(net, plan, stats)
+    assert net.head is not head
+    x = batches()[0]
+    torch.testing.assert_close(net(x), small(x))
+    assert again.rate == report.rate
+
+
+def test_one_call_does_it_all() -> None:
+    net = small_net()
+    seen: list[Any] = []
+    loader = [(x, torch.zeros(len(x))) for x in batches()]
+    small, report = ts.compress(net, loader, budget=ts.Params(0.5), progress=seen.append)
+    assert report.after.params <= 0.5 * report.before.params
+    assert small(batches()[0]).shape == (8, 10)
+    kinds = [type(state) for state in seen]
+    assert list(dict.fromkeys(kinds)) == [
+        Progress,
+        PlanningProgress,
+        EffectProgress,
+        TrialProgress,
+        CompressionProgress,
+    ]
+    assert kinds.count(Progress) == 3
+    layers = [state for state in seen if isinstance(state, CompressionProgress)]
+    assert (layers[-1].done, layers[-1].total, round(layers[-1].work, 9)) == (len(layers), len(layers), 1)
+    with_rule, _ = ts.compress(net, loader, ranks=ts.VBMF(0.7), norm="fisher", layers="spatial")
+    assert with_rule(batches()[0]).isfinite().all()
+
+
+def test_progress_goes_to_the_log(stats: ts.Calibration, caplog: pytest.LogCaptureFixture) -> None:
+    net = small_net()
+    plan = ts.plan(net, stats, ranks=ts.Ranks({"h*": 2}))
+    with caplog.at_level(logging.INFO, "tensigma"):
+        ts.compress(net, plan, stats, progress=True, workers=1)
+    assert "compression: head (2 of 2, error" in caplog.text
+
+
+def test_half_precision_is_kept(stats: ts.Calibration) -> None:
+    net = small_net().to(torch.bfloat16)
+    plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 2}))
+    small, report = ts.compress(net, plan, stats)
+    assert {p.dtype for p in small.parameters()} == {torch.bfloat16}
+    assert report["hidden"].after.bytes == 2 * report["hidden"].after.params
+
+
+def test_workers_do_not_change_the_result(stats: ts.Calibration) -> None:
+    net = small_net()
+    plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 3}))
+    threads = torch.get_num_threads()
+    one, first = ts.compress(net, plan, stats, workers=1)
+    two, second = ts.compress(net, plan, stats, workers=2)
+    assert torch.get_num_threads() == threads
+    assert [row.name for row in first.layers] == [row.name for row in second.layers]
+    for key, value in one.state_dict().items():
+        torch.testing.assert_close(two.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_the_cache_never_solves_twice(stats: ts.Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = small_net()
+    plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 3}))
+    first, report = ts.compress(net, plan, stats, cache=tmp_path / "cache")
+    assert not any(row.cached for row in report.compressed)
+    files = sorted(file.name for file in (tmp_path / "cache").iterdir())
+    assert len(files) == len(plan.compressed)
+
+    def refuse(*args: Any) -> None:
+        raise AssertionError("solved again")
+
+    monkeypatch.setattr("tensigma.solving.solutions.solve", refuse)
+    second, again = ts.compress(net, plan, stats, cache=tmp_path / "cache")
+    assert all(row.cached for row in again.compressed)
+    assert [row.error for row in again.layers] == [row.error for row in report.layers]
+    for key, value in first.state_dict().items():
+        assert torch.equal(second.state_dict()[key], value)
+    assert sorted(file.name for file in (tmp_path / "cache").iterdir()) == files
+    # Anything that matters gives another key: ranks, norm, options, weights, statistics.
+    other = small_net()
+    with torch.no_grad():
+        other.hidden.weight[0, 0] += 1e-3
+    for model, changed, moments in [
+        (net, plan.with_("hidden", ranks=4), stats),
+        (net, plan.with_("hidden", norm="sigma"), stats),
+        (net, plan.with_("block.0", options={"max_sweeps": 1}), stats),
+        (other, plan, stats),
+        (net, plan, ts.calibrate(net, batches(seed=3))),
+    ]:
+        with pytest.raises(AssertionError, match="solved again"):
+            ts.compress(model, changed, moments, cache=tmp_path / "cache")
+
+
+def test_a_killed_run_goes_on_from_the_cache(
+    stats: ts.Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = small_net()
+    plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 3}))
+    whole, _ = ts.compress(net, plan, stats)
+
+    def interrupt(state: CompressionProgress) -> None:
+        if state.done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ts.compress(net, plan, stats, cache=tmp_path, progress=interrupt, workers=1)
+    # A file that was cut short by a crash counts for nothing.
+    damaged = sorted(tmp_path.iterdir())[0]
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    resumed, report = ts.compress(net, plan, stats, cache=tmp_path, workers=1)
+    assert sum(row.cached for row in report.compressed) == 2
+    for key, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[key], value)
+    assert not list(tmp_path.glob("*.partial-*"))
+
+
+KILLED = """
+import os, signal, sys
+import tensigma as ts
+from support_nets import small_net
+
+def stop(state):
+    if state.done == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+plan, stats = ts.Plan.load(sys.argv[1] + "/plan.json"), ts.Calibration.load(sys.argv[1] + "/stats")
+ts.compress(small_net(), plan, stats, cache=sys.argv[1] + "/cache", progress=stop, workers=1)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_was_killed_leaves_what_it_solved(stats: ts.Calibration, tmp_path: Path) -> None:
+    net = small_net()
+    plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 3}))
+    plan.save(tmp_path / "plan.json")
+    stats.save(tmp_path / "stats")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    loaded = ts.Calibration.load(tmp_path / "stats")
+    resumed, report = ts.compress(net, plan, loaded, cache=tmp_path / "cache", workers=1)
+    assert [row.cached for row in report.compressed] == [True] * 3 + [False] * (len(plan.compressed) - 3)
+    whole, _ = ts.compress(net, plan, stats, workers=1)
+    for key, value in whole.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[key], value)
+
+
+def test_an_error_leaves_a_model_in_place_whole(stats: ts.Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = small_net()
+    plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 2}))
+    real = jobs.solve
+
+    def fail(entry: Any, module: nn.Module, own: Any) -> Any:
+        if entry.name == "head":
+            raise InputError("no")
+        return real(entry, module, own)
+
+    monkeypatch.setattr(jobs, "solve", fail)
+    modules = list(net.modules())
+    with pytest.raises(InputError, match="head: no"):
+        ts.compress_(net, plan, stats)
+    assert list(net.modules()) == modules
+
+
+def test_wrong_calls_are_refused(stats: ts.Calibration, tmp_path: Path) -> None:
+    net = small_net()
+    plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 2}))
+    with pytest.raises(InputError, match="a plan came"):
+        ts.compress(net, plan, stats, budget=ts.Params(0.5))
+    with pytest.raises(InputError, match="batches came instead of a plan"):
+        ts.compress(net, batches())
+    with pytest.raises(InputError, match="needs stats="):
+        ts.compress(net, plan)
+    with pytest.raises(InputError, match="workers is a whole number"):
+        ts.compress(net, plan, stats, workers=0)
+    with pytest.raises(InputError, match=r"belongs to another model: there is no layer 'block\.0'"):
+        ts.compress(nn.Sequential(nn.Linear(3, 3)), plan, stats, data=None)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cache"):
+        ts.compress(net, plan, stats, cache=tmp_path / "file")
+    few = ts.calibrate(net, batches(), layers="head")
+    with pytest.raises(InputError, match=r"block\.0: the plan's norm 'centred' needs statistics"):
+        ts.compress(net, plan, few)
+    small, _ = ts.compress(net, plan, data=batches())
+    assert small(batches()[0]).shape == (8, 10)
+
+
+def test_reports_come_back_from_json(stats: ts.Calibration) -> None:
+    net = small_net()
+    _, report = ts.compress(net, ts.plan(net, stats, ranks=ts.Ranks({"*": 2})), stats)
+    assert ts.Report.from_json(report.to_json()) == report
+    assert report.before.params == sum(p.numel() for p in net.parameters())
+    lines = str(report).splitlines()
+    assert len(lines) == len(report.layers) + 3
+    assert lines[-1] == f"rate {report.rate:.2f}"
+    assert report["stem"].reason == "the first convolution is left dense"
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"format": "x"}, "not a report"),
+        ({"version": 9}, "version 9"),
+        ({"before": 1}, "damaged"),
+    ]
+    for change, message in changes:
+        with pytest.raises(StoreError, match=message):
+            ts.Report.from_json({**report.to_json(), **change})
+    with pytest.raises(KeyError, match="no layer 'x'"):
+        report["x"]
+
+
+def test_a_compressed_model_is_compressed_again(stats: ts.Calibration) -> None:
+    net = small_net()
+    small, _ = ts.compress(net, ts.plan(net, stats, ranks=ts.Ranks({"up": 10})), stats)
+    smaller, report = ts.compress(small, batches(), budget=ts.Params(0.8))
+    assert report.after.params <= 0.8 * report.before.params
+    assert smaller(batches()[0]).shape == (8, 10)

@@ -1,0 +1,271 @@
+"""The archive: bit for bit, without code, and never into the wrong architecture."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tensigma as ts
+from cases import GEOMETRIES, LayerCase
+from support_nets import SmallNet, batches, small_net
+from tensigma.errors import InputError, StoreError
+from tensigma.layers import Compressed, CPFormat, Format, Geometry, SVDFormat, Tucker2Format, empty_modules, recognise, why_not
+
+
+def compressed(method: str = "tucker2", **options: Any) -> tuple[SmallNet, nn.Module]:
+    net = small_net()
+    plan = ts.plan(net, ranks=ts.Ranks({"*": 3}), method=method, norm="centred", data=batches(), **options)
+    small, _ = ts.compress(net, plan, data=batches())
+    return net, small
+
+
+def assert_same(first: nn.Module, second: nn.Module) -> None:
+    one, two = first.state_dict(), second.state_dict()
+    assert list(one) == list(two)
+    for key, value in one.items():
+        assert value.dtype == two[key].dtype
+        assert torch.equal(value, two[key])
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("format", [SVDFormat(2), Tucker2Format(3, 2), CPFormat(4), CPFormat(4, joint=True)], ids=str)
+@pytest.mark.parametrize("case", GEOMETRIES)
+def test_every_format_is_recognised_for_every_geometry(case: LayerCase, format: Format) -> None:
+    layer = case.layer()
+    if why_not(layer, format) is not None:
+        return
+    geometry = Geometry.of(layer)
+    found = recognise(empty_modules(format, geometry))
+    # An unpadded last axis of "same" has no other trace than the word, so geometries are equal to the last field.
+    assert found == Compressed(format, geometry)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 4)),
+        nn.ModuleDict({"reduce": nn.Linear(4, 2), "expand": nn.Linear(2, 4)}),
+        nn.Sequential(),
+        nn.Linear(4, 4),
+    ],
+    ids=["unnamed", "no-sequence", "empty", "layer"],
+)
+def test_other_modules_are_not_taken_for_compressed(other: nn.Module) -> None:
+    assert recognise(other) is None
+
+
+def test_modules_that_only_look_like_it_are_not_taken_for_compressed() -> None:
+    lookalike = nn.Sequential()
+    lookalike.add_module("reduce", nn.Conv2d(4, 2, 1))
+    lookalike.add_module("expand", nn.Conv2d(2, 4, 3))
+    assert recognise(lookalike) is None
+    lookalike.add_module("depthx", nn.ReLU())
+    assert recognise(lookalike) is None
+
+
+@pytest.mark.parametrize("method", ["tucker2", "cp", "cp-joint", "svd", "deflation"])
+def test_the_round_trip_keeps_every_bit(tmp_path: Path, method: str) -> None:
+    net, small = compressed(method)
+    ts.save(small, tmp_path / "small")
+    assert sorted(file.name for file in (tmp_path / "small").iterdir()) == ["manifest.json", "model.safetensors"]
+    fresh = small_net(seed=5)
+    before = {key: value.clone() for key, value in fresh.state_dict().items()}
+    loaded = ts.load(tmp_path / "small", fresh)
+    assert_same(small, loaded)
+    x = batches(seed=2)[0]
+    assert torch.equal(loaded(x), small(x))
+    assert all(torch.equal(value, before[key]) for key, value in fresh.state_dict().items())
+    # Loaded and saved again, it is the same once more, also into a model that is compressed already.
+    ts.save(loaded, tmp_path / "again")
+    assert_same(small, ts.load(tmp_path / "again", net))
+    assert_same(small, ts.load(tmp_path / "again", loaded))
+
+
+def test_a_dense_copy_computes_the_same(tmp_path: Path) -> None:
+    net, small = compressed()
+    ts.save(small, tmp_path / "small")
+    dense = ts.load(tmp_path / "small", net, dense=True)
+    x = batches(seed=2)[0]
+    # This network hardly varies its output, so that means and biases cancel to a few digits.
+    torch.testing.assert_close(dense(x), small(x), rtol=1e-3, atol=1e-4)
+    assert isinstance(dense.get_submodule("grouped"), nn.Conv2d)
+    assert isinstance(dense.get_submodule("up"), nn.ConvTranspose2d)
+    # The block gained a bias, which stays.
+    shapes = {key: value.shape for key, value in dense.state_dict().items() if key != "block.0.bias"}
+    assert shapes == {key: value.shape for key, value in net.state_dict().items()}
+
+
+def test_precision_mode_and_gradients(tmp_path: Path) -> None:
+    _, small = compressed()
+    ts.save(small.half(), tmp_path / "half")
+    loaded = ts.load(tmp_path / "half", small_net().train().requires_grad_(False))
+    assert_same(small, loaded)
+    assert loaded.training
+    assert not any(p.requires_grad for p in loaded.parameters())
+
+
+def test_tied_weights_stay_tied(tmp_path: Path) -> None:
+    def tied() -> nn.Sequential:
+        net = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16))
+        net[1].weight = net[0].weight
+        return net
+
+    small, _ = ts.compress(tied(), ts.plan(tied(), ranks=ts.Ranks({"2": 2}), norm="frobenius"))
+    ts.save(small, tmp_path / "small")
+    loaded = ts.load(tmp_path / "small", tied())
+    assert loaded.get_submodule("0").weight is loaded.get_submodule("1").weight
+    assert_same(small, loaded)
+    apart = ts.load(tmp_path / "small", nn.Sequential(*(nn.Linear(16, 16) for _ in range(3))))
+    with torch.no_grad():
+        apart.get_submodule("0").weight.zero_()  # type: ignore[operator]
+    assert apart.get_submodule("1").weight.any()  # type: ignore[operator]
+
+
+def test_existing_folders_are_kept(tmp_path: Path) -> None:
+    _, small = compressed()
+    ts.save(small, tmp_path / "small")
+    with pytest.raises(StoreError, match="exists; pass force=True"):
+        ts.save(small, tmp_path / "small")
+    with torch.no_grad():
+        small.get_submodule("stem").bias.add_(1)  # type: ignore[operator]
+    ts.save(small, tmp_path / "small", force=True)
+    assert_same(small, ts.load(tmp_path / "small", small_net()))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    with pytest.raises(StoreError, match="holds something else"):
+        ts.save(small, tmp_path / "mine", force=True)
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+    with pytest.raises(StoreError, match="not a folder"):
+        ts.save(small, tmp_path / "mine" / "thesis.tex", force=True)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["mine", "small"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
+def test_files_are_as_open_as_others_of_the_user(tmp_path: Path) -> None:
+    own = tmp_path / "own.txt"
+    own.write_text("")
+    ts.save(compressed()[1], tmp_path / "small")
+    modes = {file.stat().st_mode & 0o777 for file in (tmp_path / "small").iterdir()}
+    assert modes == {own.stat().st_mode & 0o777}
+
+
+def test_a_failed_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, small = compressed()
+    ts.save(small, tmp_path / "small")
+    good = (tmp_path / "small" / "model.safetensors").read_bytes()
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tensigma.deployment.archive.save_file", fail)
+    with pytest.raises(StoreError, match="No space left on device; nothing was changed there"):
+        ts.save(small, tmp_path / "small", force=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["small"]
+    assert (tmp_path / "small" / "model.safetensors").read_bytes() == good
+
+
+def other_head() -> nn.Module:
+    net = small_net()
+    net.head = nn.Linear(24, 11)
+    return net
+
+
+def other_norm() -> nn.Module:
+    net = small_net()
+    net.block[1] = nn.Identity()
+    return net
+
+
+def more_layers() -> nn.Module:
+    net = small_net()
+    net.extra = nn.Linear(3, 3)
+    return net
+
+
+def other_stride() -> nn.Module:
+    net = small_net()
+    net.grouped = nn.Conv2d(16, 16, 3, padding=1, stride=2, groups=2)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (other_head, "layer 'head' is linear 24→10 in the archive and linear 24→11 in the model"),
+        (other_norm, "the model has no 'block.1.bias'"),
+        (more_layers, "layer 'extra' .* of the model is missing in the archive"),
+        (other_stride, "layer 'grouped' is .* stride 1×1 .* in the archive and .* stride 2×2"),
+    ],
+)
+def test_another_architecture_is_refused(tmp_path: Path, build: Any, message: str) -> None:
+    _, small = compressed()
+    ts.save(small, tmp_path / "small")
+    with pytest.raises(StoreError, match=f"another architecture: .*{message}"):
+        ts.load(tmp_path / "small", build())
+
+
+def test_other_buffers_are_refused(tmp_path: Path) -> None:
+    _, small = compressed()
+    ts.save(small, tmp_path / "small")
+    net = small_net()
+    net.register_buffer("scale", torch.ones(1))
+    with pytest.raises(StoreError, match="it has no 'scale'"):
+        ts.load(tmp_path / "small", net)
+    net = small_net()
+    net.block[1] = nn.BatchNorm2d(17)
+    with pytest.raises(StoreError, match=r"'block.1.weight' has shape \(16,\) in the archive and \(17,\) in the model"):
+        ts.load(tmp_path / "small", net)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.update(version=2), "format version 2; this library reads version 1"),
+        (lambda data: data.update(format="x"), "not the manifest"),
+        (lambda data: data.pop("layers"), "'layers' is missing"),
+        (lambda data: data["layers"]["head"].update(format="magic"), "layer 'head' cannot be read"),
+        (lambda data: data["layers"]["head"].update(ranks=[-1]), "layer 'head' cannot be read"),
+    ],
+)
+def test_damaged_manifests_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    _, small = compressed()
+    ts.save(small, tmp_path / "small")
+    file = tmp_path / "small" / "manifest.json"
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data))
+    with pytest.raises(StoreError, match=message):
+        ts.load(tmp_path / "small", small_net())
+
+
+def test_damaged_archives_are_refused(tmp_path: Path) -> None:
+    _, small = compressed()
+    with pytest.raises(StoreError, match="is not a folder"):
+        ts.load(tmp_path / "none", small_net())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StoreError, match="holds no compressed model"):
+        ts.load(tmp_path / "empty", small_net())
+    ts.save(small, tmp_path / "empty")
+    weights = tmp_path / "empty" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(StoreError, match="cannot be read"):
+        ts.load(tmp_path / "empty", small_net())
+    with pytest.raises(InputError, match="meta device"):
+        ts.save(small_net().to("meta"), tmp_path / "meta")
+    with pytest.raises(InputError, match="meta device"):
+        ts.load(tmp_path / "empty", small_net().to("meta"))
+
+
+def test_a_model_that_was_compressed_twice(tmp_path: Path) -> None:
+    net, small = compressed()
+    smaller, _ = ts.compress(small, batches(), budget=ts.Params(0.8))
+    ts.save(smaller, tmp_path / "smaller")
+    assert_same(smaller, ts.load(tmp_path / "smaller", small))
+    with pytest.raises(StoreError, match="another architecture"):
+        ts.load(tmp_path / "smaller", net)

@@ -1,0 +1,346 @@
+"""Weights of layers by what their errors do to the answers, measured, and plans tried with them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensigma.planning.builder import Builder
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import tensigma as ts
+from support_nets import batches, small_net
+from tensigma.calibration import LayerStats
+from tensigma.errors import InputError
+from tensigma.planning import EffectProgress, TrialProgress
+from tensigma.planning.weighing import normalised
+from tensigma.running import Probe
+
+
+class TwoPaths(nn.Module):
+    """Two wide layers of the same shape, of which one hardly matters for the answers."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.loud, self.quiet = nn.Linear(32, 64), nn.Linear(32, 64)
+            self.head = nn.Linear(64, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(_hidden(self, x))
+
+
+def _hidden(model: TwoPaths, x: Tensor) -> Tensor:
+    return functional.relu(model.loud(x)) + 0.1 * functional.relu(model.quiet(x))
+
+
+def rows(count: int = 4, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(50, 32, generator=generator) * torch.logspace(0.5, -0.7, 32) for _ in range(count)]
+
+
+def effects_of(model: nn.Module, data: list[Tensor], **keywords: Any) -> dict[str, float]:
+    plan = ts.plan(model, ts.calibrate(model, data), budget=ts.Params(0.6), data=data, **keywords)
+    return plan.notes["weighing"]["effects"]
+
+
+def naive_effects(model: TwoPaths, data: list[Tensor]) -> dict[str, float]:
+    """Layer by layer: project its centred outputs on their strongest directions, and look at the answers."""
+    x = torch.cat(data).double()
+    model = copy.deepcopy(model).double()
+    answers = model(x).softmax(1)
+    found = {}
+    for name, layer in (("loud", model.loud), ("quiet", model.quiet), ("head", model.head)):
+        inputs = x if name != "head" else _hidden(model, x)
+        outputs = layer(inputs)
+        mean = outputs.mean(0)
+        _, energies, directions = torch.linalg.svd(outputs - mean, full_matrices=False)
+        lost = (energies**2).flip(0).cumsum(0).flip(0) / (energies**2).sum()  # lost[r]: all beyond the first r
+        ranks = [rank for rank in range(1, min(layer.weight.shape)) if lost[rank] > 1e-6]
+        rank = min(ranks, key=lambda rank: abs(math.log(lost[rank].item() / 0.05)))
+        keep = directions[:rank].T @ directions[:rank]
+
+        def project(module: nn.Module, args: Any, output: Tensor, keep: Tensor = keep, mean: Tensor = mean) -> Tensor:
+            return mean + (output - mean) @ keep
+
+        handle = layer.register_forward_hook(project)
+        divergence = (answers * (answers.log() - model(x).log_softmax(1))).sum(1).mean().item()
+        handle.remove()
+        found[name] = divergence / lost[rank].item()
+    mean_effect = math.prod(found.values()) ** (1 / len(found))
+    return {name: effect / mean_effect for name, effect in found.items()}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_effects_are_those_of_projected_outputs(seed: int) -> None:
+    model, data = TwoPaths(seed).eval(), rows(seed=seed)
+    assert effects_of(model, data) == pytest.approx(naive_effects(model, data), rel=2e-3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_layer_that_hardly_matters_gives_most(seed: int) -> None:
+    model, data = TwoPaths(seed).eval(), rows(seed=seed)
+    stats = ts.calibrate(model, data)
+    effects = effects_of(model, data)
+    assert effects["loud"] > 20 * effects["quiet"]
+    plain = ts.plan(model, stats, budget=ts.Params(0.5), weights=None, data=data)
+    weighed = ts.plan(model, stats, budget=ts.Params(0.5), data=data)
+    assert weighed["quiet"].after.params < plain["quiet"].after.params
+    assert weighed["loud"].after.params > plain["loud"].after.params
+    fresh = torch.cat(rows(seed=seed + 10))
+    answers = [ts.compress(model, each, stats)[0](fresh) for each in (weighed, plain)]
+    wrong = [(model(fresh) - given).square().mean() for given in answers]
+    assert wrong[0] < 0.8 * wrong[1]
+
+
+@pytest.mark.parametrize("share", [0.35, 0.6])
+@pytest.mark.parametrize("seed", range(3))
+def test_never_further_from_the_original_than_with_all_layers_alike(seed: int, share: float) -> None:
+    model, data = small_net(seed), batches(seed=seed)
+    stats = ts.calibrate(model, data)
+    plans = [ts.plan(model, stats, budget=ts.Params(share), weights=w, data=data) for w in ("auto", None)]
+    build, probe = Builder(model, stats), Probe(model, data, samples=256)
+    found, plain = (probe.divergence(build(plan)) for plan in plans)
+    note = plans[0].notes["weighing"]
+    assert len(note["tried"]) > 1
+    assert found <= plain
+    assert dict(note["tried"])[note["power"]] == pytest.approx(found, rel=1e-3)
+    assert dict(note["tried"])[0.0] == pytest.approx(plain, rel=1e-3)
+    assert plans[0].after.params <= share * plans[0].before.params
+
+
+def test_the_scale_of_the_moments_changes_nothing() -> None:
+    model, data = TwoPaths(0).eval(), rows()
+    met = {"loud": data, "quiet": data, "head": [_hidden(model, x).detach() for x in data]}
+    stats = ts.calibrate(model, data)
+    scaled = ts.Calibration(
+        {
+            name: LayerStats.from_rows(3 * torch.cat(met[name]), input_shape=own.input_shape)
+            for name, own in stats.items()
+        },
+    )
+    plans = [ts.plan(model, each, budget=ts.Params(0.5), norm="sigma", data=data) for each in (stats, scaled)]
+    effects = [plan.notes["weighing"]["effects"] for plan in plans]
+    assert effects[0] == pytest.approx(effects[1], rel=1e-3)
+    assert plans[0]["loud"].ranks == plans[1]["loud"].ranks
+
+
+def test_the_front_goes_on_with_the_weights_that_were_found(tmp_path: Path) -> None:
+    model, data = TwoPaths(0).eval(), rows()
+    seen: list[Any] = []
+    plan = ts.plan(model, ts.calibrate(model, data), budget=ts.Params(0.5), data=data, progress=seen.append)
+    assert plan.notes["weighing"]["power"] > 0
+    assert plan.front().plan(ts.Params(0.5)) == plan
+    assert [state.layer for state in seen if isinstance(state, EffectProgress)] == ["loud", "quiet", "head"]
+    trials = [[state.power, float(f"{state.divergence:.4g}")] for state in seen if isinstance(state, TrialProgress)]
+    assert trials == plan.notes["weighing"]["tried"]
+    assert min(trials, key=lambda trial: trial[1])[0] == plan.notes["weighing"]["power"]
+    plan.save(tmp_path / "plan.json")
+    assert ts.Plan.load(tmp_path / "plan.json").notes == plan.notes
+
+
+@pytest.mark.parametrize("budget", [ts.Macs(0.6), ts.Drop(0.2, trials=6)])
+def test_other_budgets_are_weighed_too(budget: Any) -> None:
+    model, data = TwoPaths(0).eval(), rows()
+    plan = ts.plan(model, ts.calibrate(model, data), budget=budget, data=rows(seed=1))
+    assert plan.notes["weighing"]["effects"]["loud"] > plan.notes["weighing"]["effects"]["quiet"]
+    assert plan["quiet"].after.params < plan["loud"].after.params
+    if isinstance(budget, ts.Drop):
+        assert plan.notes["drop"]["kept"] >= 0.8
+
+
+class Sums(nn.Sequential):
+    """A model that answers with whole numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).argmax(1)
+
+
+def test_where_nothing_can_be_measured_all_layers_count_alike() -> None:
+    model, data = TwoPaths(0).eval(), rows()
+    stats = ts.calibrate(model, data)
+    for given in (None, iter(data)):
+        assert "weighing" not in ts.plan(model, stats, budget=ts.Params(0.6), data=given).notes
+    assert "weighing" not in ts.plan(model, stats, budget=ts.Params(0.7), layers=["loud"], data=data).notes
+    counting = Sums(nn.Linear(32, 32), nn.Linear(32, 32)).eval()
+    assert "weighing" not in ts.plan(counting, ts.calibrate(counting, data), budget=ts.Params(0.6), data=data).notes
+
+
+def test_in_one_call_the_batches_serve() -> None:
+    model, data = TwoPaths(0).eval(), rows()
+    _, report = ts.compress(model, data, budget=ts.Params(0.5))
+    assert report.notes["weighing"]["samples"] == 200
+    _, report = ts.compress(model, data, budget=ts.Params(0.5), weights=None)
+    assert "weighing" not in report.notes
+
+
+class Lazy(nn.Module):
+    """Makes a tensor when it is first called, and keeps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(32, 32), nn.Linear(32, 8)
+        self.scale: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = torch.linspace(0.5, 1, 32)
+        return self.other(functional.relu(self.one(x)) * self.scale)
+
+
+def test_a_model_can_be_trained_afterwards() -> None:
+    model, data = Lazy(), rows()
+    stats = ts.calibrate(model, data)
+    model.scale = None
+    ts.plan(model, stats, budget=ts.Params(0.6), data=data)
+    model(data[0]).sum().backward()
+
+
+def test_the_model_comes_back_as_it_was() -> None:
+    model, data = small_net(), DataLoader(TensorDataset(torch.cat(batches(2))), batch_size=4, shuffle=True)
+    stats = ts.calibrate(model, data)
+    model.train()
+    before, rng = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    ts.plan(model, stats, budget=ts.Params(0.6), data=data)
+    assert model.training
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in before.items())
+    assert torch.equal(rng, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("weights", ["auto!", 3.0, ["stem"]])
+def test_other_weights_are_refused(weights: Any) -> None:
+    with pytest.raises(InputError, match="'auto', None, or a dict"):
+        ts.plan(small_net(), norm="frobenius", budget=ts.Params(0.6), weights=weights)
+
+
+def test_effects_far_apart_are_brought_nearer() -> None:
+    found = normalised({"dead": 0.0, "one": 1.0, "other": 2.0, "fatal": math.inf})
+    assert found["other"] / found["one"] == 2
+    assert found["fatal"] / found["dead"] == pytest.approx(100 * 100)
+    assert math.prod(found.values()) == pytest.approx(1)
+    assert normalised({"a": 0.0}) == {}
+
+
+class Fixed(nn.Module):
+    """Answers with what it was given."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, x: Tensor) -> Any:
+        return self.answer
+
+
+def test_divergence_of_scores_and_of_other_answers() -> None:
+    generator = torch.Generator().manual_seed(0)
+    one, other = (torch.randn(6, 4, generator=generator) for _ in range(2))
+    x = [torch.zeros(6, 1)]
+    scores = Probe(Fixed(one), x, samples=6).divergence(Fixed(other))
+    chances = one.double().softmax(1)
+    expected = (chances * (chances.log() - other.double().log_softmax(1))).sum(1).mean().item()
+    assert scores == pytest.approx(expected, rel=1e-6)
+    maps, others = (tensor.reshape(6, 2, 2) for tensor in (one, other))
+    relative = Probe(Fixed({"maps": maps}), x, samples=6).divergence(Fixed({"maps": others}))
+    assert relative == pytest.approx((((one - other) ** 2).mean() / one.var(correction=0)).item(), rel=1e-5)
+    broken = Fixed(torch.full((6, 4), math.nan))
+    assert Probe(Fixed(one), x, samples=6).divergence(broken) == math.inf
+    assert Probe(Fixed(one), [], samples=6).is_silent
+    assert Probe(Fixed(one.long()), x, samples=6).is_silent
+
+
+def test_what_the_original_leaves_unanswered_does_not_count() -> None:
+    generator = torch.Generator().manual_seed(0)
+    one, other = (torch.randn(6, 4, generator=generator) for _ in range(2))
+    x = [torch.zeros(6, 1)]
+    masked = [torch.cat([scores, torch.full((6, 1), -math.inf)], 1) for scores in (one, other)]
+    plain = Probe(Fixed(one), x, samples=6).divergence(Fixed(other))
+    assert Probe(Fixed(masked[0]), x, samples=6).divergence(Fixed(masked[1])) == pytest.approx(plain)
+    holed = one.clone()
+    holed[2] = math.nan
+    rest = [i for i in range(6) if i != 2]
+    expected = Probe(Fixed(one[rest]), [torch.zeros(5, 1)], samples=5).divergence(Fixed(other[rest]))
+    assert Probe(Fixed(holed), x, samples=6).divergence(Fixed(other)) == pytest.approx(expected * 5 / 6)
+    maps, others = holed.reshape(6, 2, 2), other.reshape(6, 2, 2)
+    assert math.isfinite(Probe(Fixed(maps), x, samples=6).divergence(Fixed(others)))
+
+
+@pytest.mark.parametrize("size", [1, 7, 51, 65, 130])
+def test_how_samples_come_in_batches_changes_nothing(size: int) -> None:
+    """With a single column of answers too, where one sample has no variance of its own."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, other = (nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 1)).eval() for _ in range(2))
+    inputs = torch.cat(rows())[:130]
+    whole = Probe(model, [inputs], samples=128)
+    parts = Probe(model, list(inputs.split(size)), samples=128)
+    assert parts.samples == whole.samples == 128
+    assert parts.divergence(other) == pytest.approx(whole.divergence(other), rel=1e-4)
+    assert 64 <= parts.first(64).samples < 64 + min(size, 64)
+
+
+def test_no_more_is_kept_than_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensigma.running.probe._BYTES", 10 * (32 + 12) * 4)
+    probe = Probe(TwoPaths(0).eval(), [x[:4] for x in rows(8)], samples=200)
+    assert probe.samples == 8
+
+
+class Finder(nn.Module):
+    """Answers with as many numbers as it finds, like a detector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        y = self.other(functional.relu(self.one(x)))
+        return [row[row > row.mean()] for row in y]
+
+
+def test_answers_that_change_their_shape_are_not_compared() -> None:
+    model, data = Finder().eval(), rows(2)
+    small, report = ts.compress(model, data, budget=ts.Params(0.5))
+    assert report.rate >= 2
+    assert "weighing" not in report.notes
+    assert len(small(data[0])) == 50
+
+
+def test_a_stream_that_has_ended_is_not_read_again() -> None:
+    class Stream(IterableDataset):
+        def __init__(self) -> None:
+            self.left = rows(3)
+
+        def __iter__(self) -> Any:
+            while self.left:
+                yield self.left.pop()
+
+    model = TwoPaths(0).eval()
+    plan = ts.plan(model, budget=ts.Params(0.5), data=DataLoader(Stream(), batch_size=None))
+    assert "weighing" not in plan.notes
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_effects_belong_to_the_norm_of_the_plan(seed: int) -> None:
+    """Under the Frobenius norm, statistics that happen to be at hand change nothing."""
+    # No more samples than are taken where nobody knows what they cost.
+    model, data = TwoPaths(seed).eval(), [torch.cat(rows(2, seed=seed))[:64]]
+    stats = ts.calibrate(model, data)
+    plans = [ts.plan(model, each, norm="frobenius", budget=ts.Params(0.5), data=data) for each in (None, stats)]
+    found, expected = (plan.notes["weighing"]["effects"] for plan in plans)
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_budget_that_cannot_be_kept_is_refused_first() -> None:
+    model, data = TwoPaths(0).eval(), rows()
+    seen: list[Any] = []
+    stats = ts.calibrate(model, data)
+    with pytest.raises(InputError, match="no plan leaves"):
+        ts.plan(model, stats, budget=ts.Params(0.01), data=data, progress=seen.append)
+    assert not any(isinstance(state, EffectProgress) for state in seen)
