@@ -12,7 +12,16 @@ from rich.console import Console
 from support_experiments import stand_ins
 from tensigma.cli.progress import step_of
 from tensigma.cli.reproduce import _command, _Display, _overview
-from tensigma.experiments import NAMES, PAPER, TrainingProgress, configs_of, load_config, quick_form, reproduce, state_of
+from tensigma.experiments import (
+    NAMES,
+    PAPER,
+    TrainingProgress,
+    configs_of,
+    load_config,
+    quick_form,
+    reproduce,
+    state_of,
+)
 
 TINY = """
 kind = "accuracy"

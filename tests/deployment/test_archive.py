@@ -15,7 +15,17 @@ import tensigma as ts
 from cases import GEOMETRIES, LayerCase
 from support_nets import SmallNet, batches, small_net
 from tensigma.errors import InputError, StoreError
-from tensigma.layers import Compressed, CPFormat, Format, Geometry, SVDFormat, Tucker2Format, empty_modules, recognise, why_not
+from tensigma.layers import (
+    Compressed,
+    CPFormat,
+    Format,
+    Geometry,
+    SVDFormat,
+    Tucker2Format,
+    empty_modules,
+    recognise,
+    why_not,
+)
 
 
 def compressed(method: str = "tucker2", **options: Any) -> tuple[SmallNet, nn.Module]:

@@ -11,7 +11,23 @@ import pytest
 
 from support_experiments import stand_ins
 from tensigma.errors import InputError, StoreError
-from tensigma.experiments import PAPER, Config, Overrides, ReproductionProgress, Results, accuracy, current_cells, load_config, markdown, quick_form, reproduce, section_of, state_of, workshop, write_page
+from tensigma.experiments import (
+    PAPER,
+    Config,
+    Overrides,
+    ReproductionProgress,
+    Results,
+    accuracy,
+    current_cells,
+    load_config,
+    markdown,
+    quick_form,
+    reproduce,
+    section_of,
+    state_of,
+    workshop,
+    write_page,
+)
 from tensigma.experiments.kinds import Cell
 from tensigma.experiments.reproduction import kind_of
 from tensigma.experiments.settings import parse_config

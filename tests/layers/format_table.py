@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from cases import DEPTHWISE, GEOMETRIES, LayerCase
-from tensigma.layers import CPFormat, Format, Geometry, SpatialSVDFormat, SVDFormat, TensorTrainFormat, Tucker2Format, axis_groups
+from tensigma.layers import (
+    CPFormat,
+    Format,
+    Geometry,
+    SpatialSVDFormat,
+    SVDFormat,
+    TensorTrainFormat,
+    Tucker2Format,
+    axis_groups,
+)
 from tensigma.linalg import CPFactors, Factors, SpatialSVDFactors, SVDFactors, TensorTrainFactors, Tucker2Factors
 
 Draw = Callable[..., Tensor]

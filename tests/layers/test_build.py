@@ -12,7 +12,19 @@ from torch.testing import assert_close
 from cases import LayerCase
 from layers.format_table import ACCEPTED, REFUSED, ROWS, TABLE, FormatRow, case_of, tensors_of
 from tensigma.errors import InputError, UnsupportedLayer
-from tensigma.layers import FORMATS, CPFormat, Geometry, SVDFormat, cost, empty_modules, format_of, from_modules, to_layer, to_modules, why_not
+from tensigma.layers import (
+    FORMATS,
+    CPFormat,
+    Geometry,
+    SVDFormat,
+    cost,
+    empty_modules,
+    format_of,
+    from_modules,
+    to_layer,
+    to_modules,
+    why_not,
+)
 from tensigma.linalg import CPFactors, SVDFactors
 
 # The dense layer itself warns about this, once per process.

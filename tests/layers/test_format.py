@@ -15,7 +15,31 @@ from torch.testing import assert_close
 
 from layers.format_table import ROWS, FormatRow
 from tensigma.errors import InputError, RankError, StoreError
-from tensigma.layers import FORMATS, Compressed, CPFormat, Format, Geometry, SVDFormat, Tucker2Format, along, check, cost, find_compressed, format_from_json, format_of, format_to_json, from_modules, joined, original_fingerprint, pointwise, recognise, register_format, replace_, temporary_formats, to_modules
+from tensigma.layers import (
+    FORMATS,
+    Compressed,
+    CPFormat,
+    Format,
+    Geometry,
+    SVDFormat,
+    Tucker2Format,
+    along,
+    check,
+    cost,
+    find_compressed,
+    format_from_json,
+    format_of,
+    format_to_json,
+    from_modules,
+    joined,
+    original_fingerprint,
+    pointwise,
+    recognise,
+    register_format,
+    replace_,
+    temporary_formats,
+    to_modules,
+)
 from tensigma.linalg import SVDFactors
 
 

@@ -9,7 +9,19 @@ from torch import nn
 
 from cases import LayerCase
 from layers.format_table import ACCEPTED, ROWS, FormatRow
-from tensigma.layers import Compressed, CPFormat, Geometry, SVDFormat, Tucker2Format, empty_modules, find_compressed, fingerprint, first_difference, original_fingerprint, recognise
+from tensigma.layers import (
+    Compressed,
+    CPFormat,
+    Geometry,
+    SVDFormat,
+    Tucker2Format,
+    empty_modules,
+    find_compressed,
+    fingerprint,
+    first_difference,
+    original_fingerprint,
+    recognise,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 

@@ -8,8 +8,8 @@ from tensigma.layers.build import empty_modules, from_modules, to_layer, to_modu
 from tensigma.layers.cost import Cost, cost
 from tensigma.layers.cp_format import CPFormat
 from tensigma.layers.format import (
-    FORMATS,
     Compressed,
+    FORMATS,
     Format,
     check,
     format_from_json,
@@ -18,7 +18,7 @@ from tensigma.layers.format import (
     register_format,
     temporary_formats,
 )
-from tensigma.layers.geometry import TARGETS, Geometry
+from tensigma.layers.geometry import Geometry, TARGETS
 from tensigma.layers.kernel import kernels_of, to_kernels, to_weight, why_not
 from tensigma.layers.patterns import matches, select
 from tensigma.layers.recognise import find_compressed, original_fingerprint, recognise

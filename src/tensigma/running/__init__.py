@@ -22,7 +22,7 @@ from tensigma.running.progress import Listener, Progress, Wanted, WeightedProgre
 from tensigma.running.tallies import Tally, alike, answered, right
 from tensigma.running.threads import threads
 from tensigma.running.timetable import TimeTable
-from tensigma.running.timing import RUNTIMES, Chain, runtime_facts, runtime_of
+from tensigma.running.timing import Chain, RUNTIMES, runtime_facts, runtime_of
 
 __all__ = [
     "RUNTIMES",
