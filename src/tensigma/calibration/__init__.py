@@ -2,7 +2,7 @@
 
 from tensigma.calibration.collect import CalibrationProgress, calibrate, select_layers
 from tensigma.calibration.collector import summable
-from tensigma.calibration.distance import Distance, LayerDistance, distance
+from tensigma.calibration.distances import Distance, LayerDistance, distance
 from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.memory import MemoryEstimate, estimate_memory, parse_bytes
 from tensigma.calibration.moments import Moments

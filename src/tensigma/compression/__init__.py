@@ -1,7 +1,7 @@
 """Carrying out a plan: layers fitted independently or in sequence, then refined."""
 
 from tensigma.compression.batchnorm import reestimate_bn_
-from tensigma.compression.compress import compress, compress_
+from tensigma.compression.execution import compress, compress_
 from tensigma.compression.refinement import Refine, RefinementProgress, blocks_around, refine_
 from tensigma.compression.reports import LayerReport, PageData, Report
 

@@ -1,10 +1,10 @@
 """Compressed models outside this process: archives, exported files, fewer bits, other runtimes."""
 
 from tensigma.deployment.archive import load, save
-from tensigma.deployment.equalise import equalise
-from tensigma.deployment.export import Exported, export, read_exported
+from tensigma.deployment.equalisation import equalise
+from tensigma.deployment.exporting import Exported, export, read_exported
 from tensigma.deployment.onnx_model import OnnxModel, measure_together
-from tensigma.deployment.quantize import Quantized, quantize
+from tensigma.deployment.quantization import Quantized, quantize
 
 __all__ = [
     "Exported",

@@ -1,6 +1,6 @@
 """Compressed models on disk: ``model.safetensors`` and ``manifest.json`` in a folder, nothing that can execute code.
 
-Which layers are compressed, and how, is read from the structure of the model (:func:`tensigma.layers.recognise`), so
+Which layers are compressed, and how, is read from the structure of the model (:func:`tensigma.layers.recognition`), so
 a model that was loaded, fine-tuned or moved is saved like one that has just been compressed. The architecture itself is
 not stored: whoever loads builds the original one, which is compared with what was saved, layer by layer.
 """

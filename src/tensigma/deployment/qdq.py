@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from tensigma.deployment.export import clean
+from tensigma.deployment.exporting import clean
 from tensigma.deployment.onnx_model import OnnxModel, onnx_module
 from tensigma.errors import ExportError, InputError
 

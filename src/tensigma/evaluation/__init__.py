@@ -1,7 +1,7 @@
 """One model or several over data: figures, certificate, size and latency."""
 
 from tensigma.evaluation.certificate import Certificate
-from tensigma.evaluation.evaluate import Evaluation, EvaluationProgress, compare, evaluate
+from tensigma.evaluation.figures import Evaluation, EvaluationProgress, compare, evaluate
 from tensigma.evaluation.latency import Timing, measure_latency
 from tensigma.evaluation.size import Size, count_bytes, count_params, size_of
 

@@ -1,6 +1,6 @@
 """Training a compressed model, with labels or by the original's answers."""
 
-from tensigma.finetuning.finetune import finetune
+from tensigma.finetuning.finetuner import finetune
 from tensigma.finetuning.history import FineTuning, FineTuningProgress
 from tensigma.finetuning.unfinished import remove_unfinished
 

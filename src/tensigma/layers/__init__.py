@@ -5,11 +5,11 @@ A format is registered when its file is imported, so every built-in one is impor
 
 from tensigma.layers.architecture import compressible, describe, fingerprint, first_difference
 from tensigma.layers.build import empty_modules, from_modules, to_layer, to_modules
-from tensigma.layers.cost import Cost, cost
+from tensigma.layers.costs import Cost, cost
 from tensigma.layers.cp_format import CPFormat
 from tensigma.layers.format import (
-    Compressed,
     FORMATS,
+    Compressed,
     Format,
     check,
     format_from_json,
@@ -18,10 +18,10 @@ from tensigma.layers.format import (
     register_format,
     temporary_formats,
 )
-from tensigma.layers.geometry import Geometry, TARGETS
+from tensigma.layers.geometry import TARGETS, Geometry
 from tensigma.layers.kernel import kernels_of, to_kernels, to_weight, why_not
 from tensigma.layers.patterns import matches, select
-from tensigma.layers.recognise import find_compressed, original_fingerprint, recognise
+from tensigma.layers.recognition import find_compressed, original_fingerprint, recognise
 from tensigma.layers.replace import Layer, find_layers, replace_
 from tensigma.layers.spatial_svd_format import SpatialSVDFormat
 from tensigma.layers.stages import (

@@ -13,7 +13,7 @@ from torch import nn
 
 from tensigma.errors import CalibrationWarning, InputError
 from tensigma.planning.budgets import Budget, Params
-from tensigma.planning.plan import Front, Plan
+from tensigma.planning.plans import Front, Plan
 from tensigma.running import (
     Batches,
     Listener,

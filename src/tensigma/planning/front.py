@@ -15,7 +15,7 @@ from tensigma.planning.budgets import CostBudget, Macs, Params
 from tensigma.planning.curves import Option, curve
 from tensigma.planning.entry import CompressedEntry, DenseEntry
 from tensigma.planning.latency import Clock, Latency
-from tensigma.planning.plan import Plan
+from tensigma.planning.plans import Plan
 from tensigma.running import Listener, Wanted, WeightedProgress, reporter, runtime_facts, silent
 from tensigma.solving import Candidate, Method, Solutions, Treatment
 

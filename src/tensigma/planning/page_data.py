@@ -20,7 +20,7 @@ from tensigma.layers import kernels_of
 from tensigma.linalg import Spectra
 from tensigma.planning.budgets import Macs, Params
 from tensigma.planning.entry import CompressedEntry, DenseEntry
-from tensigma.planning.plan import Front, Plan
+from tensigma.planning.plans import Front, Plan
 from tensigma.solving import energy_views
 
 FRONT_VERSION = 1

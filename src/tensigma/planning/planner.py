@@ -15,7 +15,7 @@ from tensigma.planning.budgets import Budget, CostBudget
 from tensigma.planning.drop import Drop, Judge, smallest_plan
 from tensigma.planning.entry import CompressedEntry, DenseEntry
 from tensigma.planning.front import ParetoFront, compressed_entry, dense_entry
-from tensigma.planning.plan import Plan
+from tensigma.planning.plans import Plan
 from tensigma.planning.preparation import Prepared, prepare
 from tensigma.planning.ranks import RankRule
 from tensigma.planning.recipe import Recipe, Saving, Selection, Wish

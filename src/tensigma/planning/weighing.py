@@ -22,7 +22,7 @@ from torch import nn
 
 from tensigma.layers import replace_
 from tensigma.planning.budgets import CostBudget
-from tensigma.planning.plan import Front, Plan
+from tensigma.planning.plans import Front, Plan
 from tensigma.running import Listener, Probe, Progress, UnlikeAnswers, Wanted, is_one_shot, rank_and_size, silent
 from tensigma.solving import SVD_METHOD, Candidate, Treatment, solve
 

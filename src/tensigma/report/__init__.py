@@ -1,7 +1,7 @@
 """What a compression did, and what experiments found, as pages to look at."""
 
 from tensigma.report.comparison import Run
-from tensigma.report.figure import Line, Panel, SUFFIXES, draw
+from tensigma.report.figure import SUFFIXES, Line, Panel, draw
 from tensigma.report.numbers import error, milliseconds, number, percent, short, speed, times
 from tensigma.report.page import render_report, write_report
 from tensigma.report.render import check_renderer

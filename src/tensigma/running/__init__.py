@@ -20,9 +20,9 @@ from tensigma.running.probe import Probe, UnlikeAnswers
 from tensigma.running.processes import common_device, everyone, process_group, rank_and_size, shard
 from tensigma.running.progress import Listener, Progress, Wanted, WeightedProgress, reporter, samples_per_second, silent
 from tensigma.running.tallies import Tally, alike, answered, right
-from tensigma.running.threads import threads
+from tensigma.running.thread_count import threads
 from tensigma.running.timetable import TimeTable
-from tensigma.running.timing import Chain, RUNTIMES, runtime_facts, runtime_of
+from tensigma.running.timing import RUNTIMES, Chain, runtime_facts, runtime_of
 
 __all__ = [
     "RUNTIMES",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tensigma.errors import InputError, MissingExtra
 from tensigma.layers import Format, Geometry
 from tensigma.running.borrowing import kept_rng
-from tensigma.running.threads import threads
+from tensigma.running.thread_count import threads
 
 RUNTIMES = ("auto", "onnxruntime", "eager")
 _WARM_UP = 2

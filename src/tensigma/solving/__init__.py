@@ -2,12 +2,12 @@
 
 from tensigma.solving.candidate import Candidate, calls_of, layer_cost
 from tensigma.solving.jobs import CompressionProgress, Job, compressed_copy, jobs_for
-from tensigma.solving.methods import METHODS, Method, SVD_METHOD, choices_of, method_of, register, registered
+from tensigma.solving.methods import METHODS, SVD_METHOD, Method, choices_of, method_of, register, registered
 from tensigma.solving.metrics import means
 from tensigma.solving.norms import NORMS, Norm, energy_views, norm_of
 from tensigma.solving.sharing import run_shared
-from tensigma.solving.solutions import Solutions
-from tensigma.solving.solve import Solution, solve
+from tensigma.solving.solution import Solution, solve
+from tensigma.solving.solution_store import Solutions
 from tensigma.solving.treatment import Treatment
 
 __all__ = [

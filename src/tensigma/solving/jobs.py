@@ -15,8 +15,8 @@ from tensigma.errors import InputError, TensigmaError
 from tensigma.layers import Geometry, replace_
 from tensigma.running import Listener, WeightedProgress, silent
 from tensigma.solving.parallel import side_by_side, work_of
-from tensigma.solving.solutions import Solutions
-from tensigma.solving.solve import Solution
+from tensigma.solving.solution import Solution
+from tensigma.solving.solution_store import Solutions
 from tensigma.solving.treatment import Treatment
 
 

@@ -11,8 +11,8 @@ from torch import distributed as dist
 from tensigma.errors import TensigmaError
 from tensigma.running import Digest, Listener, common_device, everyone, process_group, rank_and_size, silent
 from tensigma.solving.jobs import Job, run_jobs
-from tensigma.solving.solutions import Solutions
-from tensigma.solving.solve import Solution
+from tensigma.solving.solution import Solution
+from tensigma.solving.solution_store import Solutions
 
 
 def run_shared(

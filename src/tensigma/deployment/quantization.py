@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from tensigma.deployment.archive import save
-from tensigma.deployment.equalise import equalise as equalised
-from tensigma.deployment.export import export
+from tensigma.deployment.equalisation import equalise as equalised
+from tensigma.deployment.exporting import export
 from tensigma.deployment.onnx_model import OnnxModel, file_size, onnx_module
 from tensigma.deployment.qdq import needs_reduced_range, with_half_weights, write_qdq
 from tensigma.errors import InputError

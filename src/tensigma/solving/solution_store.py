@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from tensigma.calibration import LayerStats
 from tensigma.errors import StoreError
 from tensigma.running import Digest
-from tensigma.solving.solve import Solution, solve
+from tensigma.solving.solution import Solution, solve
 from tensigma.solving.treatment import Treatment
 
 logger = logging.getLogger(__name__)
