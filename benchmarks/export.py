@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from tensigma.deployment import OnnxModel, export, measure_together
-from tensigma.evaluation.size import count_macs
+from tensigma.evaluation import size_of
 from tensigma.layers import Tucker2Format, empty_modules, find_layers, replace_
 
 TARGET = 0.85
@@ -52,7 +52,10 @@ def main() -> None:
     dense = material.resnet18().eval()
     small = halved(dense).eval()
     sample = torch.randn(max(BATCHES), 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    saving = count_macs(dense, sample[:1]) / count_macs(small, sample[:1])
+    before, after = (size_of(model, sample[:1]).macs for model in (dense, small))
+    assert before is not None
+    assert after is not None
+    saving = before / after
     print(f"multiply-adds: {saving:.2f} times fewer")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:

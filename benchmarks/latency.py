@@ -25,8 +25,9 @@ import torch
 from torch import Tensor, nn
 
 import tensigma as ts
-from tensigma.planning import Allocation
-from tensigma.running.timing import one_thread, processor_clock
+from tensigma.planning import Front
+from tensigma.running import threads
+from tensigma.running.timing import processor_clock
 from tensigma.zoo import load_data, load_model
 
 SHARES = (0.8, 0.6)
@@ -54,7 +55,7 @@ def main() -> None:
 
 
 def one_runtime(
-    model: nn.Module, stats: ts.Calibration, front: Allocation, held_out: Any, budget: Callable[[float], ts.Latency]
+    model: nn.Module, stats: ts.Calibration, front: Front, held_out: Any, budget: Callable[[float], ts.Latency]
 ) -> list[dict[str, Any]]:
     runtime, batch = budget(1.0).runtime, budget(1.0).batch
     start = time.perf_counter()
@@ -105,7 +106,7 @@ def whole(model: nn.Module, x: Tensor, runtime: str) -> Callable[[], object]:
 def in_turns(runners: Sequence[Callable[[], object]]) -> list[float]:
     best = [math.inf] * len(runners)
     clock = processor_clock()
-    with torch.inference_mode(), one_thread():
+    with torch.inference_mode(), threads(1):
         for _ in range(ROUNDS):
             for index, run in enumerate(runners):
                 start = clock()

@@ -15,7 +15,7 @@ import pytest
 from matplotlib import pyplot as plt
 from torch import nn
 
-from tensigma.cli.demo import demo
+from tensigma.experiments import demo
 from tensigma.zoo import load_data
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -1,6 +1,5 @@
-"""The paper's experiments and the baselines they are run beside."""
+"""The paper's tables and figures, two experiments of our own, and the demonstration."""
 
-from tensigma.experiments.baselines import TensorLyCP, TensorLyTucker2
 from tensigma.experiments.catalogue import CONFIGS, NAMES, PAPER, configs_of, load_config
 from tensigma.experiments.demo import (
     DEFAULT,
@@ -36,8 +35,6 @@ __all__ = [
     "ReproductionProgress",
     "Results",
     "State",
-    "TensorLyCP",
-    "TensorLyTucker2",
     "TrainingProgress",
     "Trial",
     "compare",

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from tensigma.experiments.demo import TrainingProgress
 from tensigma.experiments.settings import Training
+from tensigma.running import safe_backward
 from tensigma.zoo import load_model
 
 
@@ -38,18 +39,20 @@ def train(
         optimiser = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
         steps = max(1, total * (len(images) // size))
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, settings.learning_rate, total_steps=steps)
-        for epoch in range(total):
-            loss_sum = 0.0
-            order = torch.randperm(len(images))[: len(images) // size * size]
-            for chosen in order.split(size):
-                loss = functional.cross_entropy(model(_varied(images[chosen])), labels[chosen])
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
-                schedule.step()
-                loss_sum += loss.item()
-            mean = loss_sum * size / len(order)
-            report(TrainingProgress(done=epoch + 1, total=total, loss=mean, seconds=time.perf_counter() - start))
+        # Data from a user's own factory may be in channels_last, and so is then the whole pass.
+        with safe_backward(model):
+            for epoch in range(total):
+                loss_sum = 0.0
+                order = torch.randperm(len(images))[: len(images) // size * size]
+                for chosen in order.split(size):
+                    loss = functional.cross_entropy(model(_varied(images[chosen])), labels[chosen])
+                    optimiser.zero_grad()
+                    loss.backward()
+                    optimiser.step()
+                    schedule.step()
+                    loss_sum += loss.item()
+                mean = loss_sum * size / len(order)
+                report(TrainingProgress(done=epoch + 1, total=total, loss=mean, seconds=time.perf_counter() - start))
     return model.eval()
 
 
