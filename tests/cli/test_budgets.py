@@ -8,7 +8,7 @@ import pytest
 
 import tensigma as ts
 from support_cli import DATA, MODEL
-from tensigma.planning import timetable
+from tensigma.running import timetable
 
 HOLDOUT = "digits:?split=val&samples=60"
 SVD = ("--method", "svd")

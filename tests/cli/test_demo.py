@@ -10,8 +10,8 @@ import pytest
 
 import tensigma as ts
 from support_cli import files
-from tensigma.cli.demo import demo
-from tensigma.cli.demo import demo as experiment
+from tensigma.cli import demo
+from tensigma.experiments import demo as experiment
 from tensigma.zoo import load_model
 
 

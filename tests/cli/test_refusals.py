@@ -190,7 +190,7 @@ def test_the_same_statistics_twice(run, stats: Path):
 def test_a_layer_that_is_not_there_costs_no_calibration(run, command: str, option: str):
     out = ("--out", "small") if command == "compress" else ()
     result = run(command, MODEL, "--data", DATA, "--budget", "params=0.5", *out, option, "conv9", code=1)
-    assert f"{option}: no layer is called 'conv9'" in one_message(result.stderr)
+    assert f"no layer is called 'conv9' (from {option})" in one_message(result.stderr)
     assert "calibrating" not in result.stderr
 
 

@@ -12,16 +12,7 @@ from rich.console import Console
 from support_experiments import stand_ins
 from tensigma.cli.progress import step_of
 from tensigma.cli.reproduce import _command, _Display, _overview
-from tensigma.experiments import (
-    NAMES,
-    PAPER,
-    TrainingProgress,
-    configs_of,
-    load_config,
-    quick_form,
-    reproduce,
-    state_of,
-)
+from tensigma.experiments import NAMES, PAPER, TrainingProgress, configs_of, load_config, quick_form, reproduce, state_of
 
 TINY = """
 kind = "accuracy"
@@ -148,9 +139,9 @@ def test_long_cells_say_what_goes_on(run, place: Path):
         progress=display.cell,
         detail=display.within,
     )
-    assert any("(batch" in text for text in shown)
-    assert any("(layer" in text for text in shown)
-    assert any("(fine-tuning at 0.001, epoch 1 of 1)" in text for text in shown)
+    assert any("(calibration, batch" in text for text in shown)
+    assert any("(compression, layer" in text for text in shown)
+    assert any("(fine-tuning, rate 0.001, epoch 1 of 1, loss" in text for text in shown)
     display.within(TrainingProgress(done=1, total=2, loss=0.1, seconds=1.0))
 
 

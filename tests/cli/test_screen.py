@@ -14,11 +14,11 @@ from rich.console import Console
 
 import tensigma
 from support_cli import DATA, MODEL
+from tensigma.calibration import CalibrationProgress
 from tensigma.cli.progress import Bar, Lines, Step
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.evaluation import EvaluationProgress
-from tensigma.running import Progress
 from tensigma.solving import CompressionProgress
 
 COMMANDS = ["inspect", "calibrate", "plan", "compress", "evaluate", "report", "demo"]
@@ -84,11 +84,11 @@ def test_lines_come_now_and_then(monkeypatch):
 @pytest.mark.parametrize(
     "state",
     [
-        Progress(done=2, total=4, samples=64, seconds=2.0),
-        Progress(done=2, total=None, samples=64, seconds=2.0),
+        CalibrationProgress(done=2, total=4, samples=64, seconds=2.0),
+        CalibrationProgress(done=2, total=None, samples=64, seconds=2.0),
         CompressionProgress(layer="conv1", done=1, total=2, work=0.5, seconds=1.0, error=0.1),
-        EvaluationProgress(done=1, total=2, samples=10),
-        EvaluationProgress(done=1, total=None, samples=10),
+        EvaluationProgress(done=1, total=2, samples=10, seconds=1.0),
+        EvaluationProgress(done=1, total=None, samples=10, seconds=1.0),
     ],
 )
 def test_a_bar_on_a_terminal(state):

@@ -16,13 +16,13 @@ from rich.progress import ProgressColumn
 from typer.testing import CliRunner
 
 import tensigma
+from tensigma.calibration import CalibrationProgress
 from tensigma.cli.app import app
 from tensigma.cli.command import command_line
 from tensigma.cli.progress import Bar, Lines, Step, step_of
 from tensigma.cli.tables import Columns
 from tensigma.evaluation import EvaluationProgress
 from tensigma.planning import PlanningProgress
-from tensigma.running import Progress
 from tensigma.solving import CompressionProgress
 
 SOURCES = sorted(Path(tensigma.__file__).parent.rglob("*.py"))
@@ -52,7 +52,7 @@ def test_another_kind_of_work_has_its_own_time(monkeypatch):
     stream = io.StringIO()
     with Lines("working", Console(file=stream, width=200)) as lines:
         lines.update(PlanningProgress(layer="a", done=1, total=1, work=1.0, seconds=100.0))
-        lines.update(EvaluationProgress(done=2, total=2, samples=48))
+        lines.update(EvaluationProgress(done=2, total=2, samples=48, seconds=4.0))
     assert stream.getvalue().splitlines() == [
         "working: curves of layer 1 of 1, a, 1 min 40 s",
         "working: batch 2 of 2, 12 samples/s, 4.0 s",
@@ -105,8 +105,8 @@ def test_help_at_80_columns_cuts_nothing(command: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "state",
     [
-        Progress(done=2, total=4, samples=64, seconds=2.0),
-        Progress(done=2, total=None, samples=64, seconds=2.0),
+        CalibrationProgress(done=2, total=4, samples=64, seconds=2.0),
+        CalibrationProgress(done=2, total=None, samples=64, seconds=2.0),
         CompressionProgress(layer="a.long.name." * 9, done=1, total=2, work=0.5, seconds=1.0, error=0.1),
         Step(done=1, total=1, text="all of it"),
         Refining(samples=5, total=10, loss=1.0, seconds=1.0, remaining=9.0),

@@ -30,6 +30,9 @@ def select(patterns: str | Sequence[str], names: Iterable[str], what: str) -> se
         found = [name for name in known if matches(name, pattern)]
         if not found:
             close = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4) or known[:3]
-            raise InputError(f"{what}: no layer is called {pattern!r}; near it are {', '.join(close) or 'none at all'}")
+            raise InputError(
+                f"no layer is called {pattern!r} (from {{{what}}}); near it are {', '.join(close) or 'none at all'}",
+                parameters=(what,),
+            )
         chosen.update(found)
     return chosen

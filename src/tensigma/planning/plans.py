@@ -167,7 +167,7 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         """
         if dense and (method, ranks, norm, options) != (None,) * 4:
             raise InputError("dense=True leaves the layers as they are; it goes with no other change")
-        chosen = select(layers, self, what="plan")
+        chosen = select(layers, self, what="layers")
         entries: list[DenseEntry | CompressedEntry] = []
         for entry in self.values():
             if entry.name not in chosen:
