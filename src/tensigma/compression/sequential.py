@@ -7,13 +7,19 @@ network on the same sample. The dense layer that is best on x̃ is a ridge regre
 
 and that layer, with the moments of x̃, is what is decomposed. It makes up for errors of the layers before as far as any
 layer can. λ pulls towards the weights that the layer has, which is what unexcited inputs keep.
+
+One pass of each network over the data is enough: the passes of all batches halt at a layer, it is solved and replaced,
+and all go on. Networks that do not call each layer once and in the same order for every batch run over the data once
+for every layer instead.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,14 +30,33 @@ from tensigma.calibration import LayerStats, Moments, summable
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, kernels_of, replace_, to_kernels, to_weight
 from tensigma.planning import Plan
-from tensigma.running import Batch, Batches, Listener, borrowed, device_of, run, safe_layout, silent
+from tensigma.running import (
+    Batch,
+    Batches,
+    Listener,
+    OutOfOrder,
+    borrowed,
+    device_of,
+    halted_passes,
+    live_bytes,
+    run,
+    safe_layout,
+    silent,
+)
 from tensigma.solving import CompressionProgress, Job, Solution, Solutions, Treatment, means
+
+logger = logging.getLogger(__name__)
 
 #: λ as a share of the mean variance of x̃, where rows abound.
 RIDGE = 1e-3
 #: With fewer rows for each column than this a regression would overfit, and λ grows with their lack.
 _ENOUGH = 10
 _RIDGE_OF_FEW = 0.3
+#: Bytes that the live activations of the halted passes may take together.
+MEMORY = 2 * 10**9
+
+#: Inputs in the small network and outputs of the original, one of each for every call of a layer, and the samples.
+_Met = tuple[Sequence[Tensor], Sequence[Tensor], int]
 
 
 def fit_in_sequence(
@@ -41,44 +66,151 @@ def fit_in_sequence(
     *,
     stats: Mapping[str, LayerStats] | None = None,
     solutions: Solutions | None = None,
+    memory: int = MEMORY,
     report: Listener = silent,
 ) -> dict[str, tuple[Solution, bool]]:
     """Solutions of all compressed layers of ``plan``, found in the order in which ``model`` calls the layers.
 
-    Both networks run over the data once for each layer, as far as that layer. ``model`` stays as it is. Layers that
-    some batches call more often than others, or not at all, are fitted to ``stats`` alone, before all others.
+    Both networks run over the data once, halting at every layer, with as many samples as keep the live activations of
+    all halted passes within ``memory`` bytes. ``model`` stays as it is. Layers that some batches call more often than
+    others, or not at all, are fitted to ``stats`` alone, before all others.
     """
     batches.check_rereadable("sequential fitting (sequential=False does without)")
-    small = copy.deepcopy(model)
-    solutions = solutions or Solutions()
-    solved: dict[str, tuple[Solution, bool]] = {}
-    start = time.perf_counter()
-    with borrowed(model), borrowed(small), torch.no_grad():
-        calls = _calls(model, list(plan.treatments), batches)
-        order = [*(name for name in plan.treatments if name not in calls), *calls]
-        for name in order:
-            treatment, target = plan.treatments[name], model.get_submodule(name)
-            if name in calls:
-                layer_stats, cross, output = _Pair(model, small, name, calls[name]).moments(batches)
-                target = target_layer(treatment, target, layer_stats, cross, output)
-            else:
-                layer_stats = _stats_of(name, stats)
-            solved[name] = Job(name, treatment, target, layer_stats).run(solutions, keep=False)
-            # A copy, because replacing moves modules to the model's device and dtype.
-            replace_(small, {name: copy.deepcopy(solved[name][0].modules)})
-            small.eval()
-            report(
-                CompressionProgress(
-                    layer=name,
-                    done=len(solved),
-                    total=len(order),
-                    work=len(solved) / len(order),
-                    seconds=time.perf_counter() - start,
-                    error=solved[name][0].error,
-                    cached=solved[name][1],
-                )
+    with borrowed(model), torch.no_grad():
+        try:
+            return _InOnePass(model, plan, stats, solutions or Solutions(), report, memory).fit(batches)
+        except OutOfOrder as error:
+            logger.info("layers are not all called once and in one order, so the data is read for each: %s", error)
+        return _LayerByLayer(model, plan, stats, solutions or Solutions(), report).fit(batches)
+
+
+@dataclass
+class _Sequence:
+    """What both ways of fitting in sequence share: a small network that grows layer by layer."""
+
+    model: nn.Module
+    plan: Plan
+    stats: Mapping[str, LayerStats] | None
+    solutions: Solutions
+    report: Listener
+    small: nn.Module = field(init=False)
+    solved: dict[str, tuple[Solution, bool]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.small = copy.deepcopy(self.model).eval()
+        self._start = time.perf_counter()
+
+    def fit_alone(self, names: Iterable[str]) -> None:
+        """Fit layers to their statistics, without regard to other layers."""
+        for name in names:
+            layer_stats = _stats_of(name, self.stats)
+            self._solve(name, self.model.get_submodule(name), layer_stats)
+            self._replace(name)
+
+    def fit_to(self, name: str, met: Iterable[_Met]) -> None:
+        """Fit a layer to what it meets in both networks."""
+        layer, treatment = self.model.get_submodule(name), self.plan.treatments[name]
+        layer_stats, cross, output = pair_moments(name, layer, met)
+        self._solve(name, target_layer(treatment, layer, layer_stats, cross, output), layer_stats)
+
+    def result(self) -> dict[str, tuple[Solution, bool]]:
+        """All solutions, in the order of the plan."""
+        return {name: self.solved[name] for name in self.plan.treatments}
+
+    def _solve(self, name: str, target: nn.Module, layer_stats: LayerStats) -> None:
+        job = Job(name, self.plan.treatments[name], target, layer_stats)
+        self.solved[name] = job.run(self.solutions, keep=False)
+        total = len(self.plan.treatments)
+        self.report(
+            CompressionProgress(
+                layer=name,
+                done=len(self.solved),
+                total=total,
+                work=len(self.solved) / total,
+                seconds=time.perf_counter() - self._start,
+                error=self.solved[name][0].error,
+                cached=self.solved[name][1],
             )
-    return {name: solved[name] for name in plan.treatments}
+        )
+
+    def _replace(self, name: str) -> None:
+        # A copy, because replacing moves modules to the model's device and dtype.
+        replace_(self.small, {name: copy.deepcopy(self.solved[name][0].modules)})
+        self.small.eval()
+
+
+@dataclass
+class _InOnePass(_Sequence):
+    """All passes halt at a layer; it is fitted, and they go on with it."""
+
+    memory: int = MEMORY
+
+    def fit(self, batches: Batches) -> dict[str, tuple[Solution, bool]]:
+        names = list(self.plan.treatments)
+        first = next(iter(batches))
+        calls = call_counts(self.model, names, [first])
+        if any(count > 1 for count in calls.values()):
+            raise OutOfOrder("some layers are called more than once")
+        order = list(calls)
+        kept = self._kept(batches, first, order)
+        self.fit_alone(name for name in names if name not in calls)
+        with (
+            halted_passes(self.model, kept, order, after=True) as original,
+            halted_passes(self.small, kept, order, after=False) as small,
+        ):
+            for name in order:
+                unbias = _unbias(self.model.get_submodule(name))
+                outputs, inputs = original.advance(name), small.advance(name)
+                self.fit_to(
+                    name,
+                    (([x], [unbias(y)], len(batch)) for x, y, batch in zip(inputs, outputs, kept, strict=True)),
+                )
+                small.substitute(name, self._substitute(name))
+        return self.result()
+
+    def _kept(self, batches: Batches, first: Batch, order: Sequence[str]) -> list[Batch]:
+        """As many batches as memory allows, at least one."""
+        per_sample = 2 * live_bytes(self.model, first, order) / len(first)
+        most = max(len(first), int(self.memory / max(per_sample, 1)))
+        kept: list[Batch] = []
+        samples = 0
+        for batch in batches:
+            if kept and samples + len(batch) > most:
+                logger.info("sequential fitting takes %d samples, which %d bytes allow", samples, self.memory)
+                break
+            kept.append(batch)
+            samples += len(batch)
+        return kept
+
+    def _substitute(self, name: str) -> nn.Module:
+        weight = self.small.get_submodule(name).weight
+        assert isinstance(weight, Tensor)
+        return copy.deepcopy(self.solved[name][0].modules).to(weight).eval()
+
+
+class _LayerByLayer(_Sequence):
+    """Both networks run over the data once for each layer, as far as that layer."""
+
+    def fit(self, batches: Batches) -> dict[str, tuple[Solution, bool]]:
+        names = list(self.plan.treatments)
+        calls = call_counts(self.model, names, batches)
+        self.fit_alone(name for name in names if name not in calls)
+        for name, count in calls.items():
+            self.fit_to(name, self._met(name, count, batches))
+            self._replace(name)
+        return self.result()
+
+    def _met(self, name: str, calls: int, batches: Batches) -> Iterable[_Met]:
+        unbias = _unbias(self.model.get_submodule(name))
+        for batch in batches:
+            outputs = _met(self.model, name, calls, batch, lambda _, output: unbias(output))
+            inputs = _met(self.small, name, calls, batch, lambda input, _: input)
+            if len(inputs) != len(outputs):
+                raise InputError(
+                    f"{name}: called {len(outputs)} times by the original and {len(inputs)} times by the compressed "
+                    "network on the same batch; such networks need sequential=False"
+                )
+            yield inputs, outputs, len(batch)
 
 
 def _stats_of(name: str, stats: Mapping[str, LayerStats] | None) -> LayerStats:
@@ -139,69 +271,61 @@ class _Reached(Exception):
     """The layer has been called; nothing behind it matters."""
 
 
-class _Pair:
-    """One layer in the original and in the network compressed so far."""
+def _unbias(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A function that takes the layer's bias off its output."""
+    bias, n_spatial = layer.bias, Geometry.of(layer).n_spatial
+    if not isinstance(bias, Tensor):
+        return lambda output: output
+    shape = (-1, *[1] * n_spatial)
+    return lambda output: output - bias.reshape(shape)
 
-    def __init__(self, original: nn.Module, small: nn.Module, name: str, calls: int) -> None:
-        self.original, self.small, self.name, self.calls = original, small, name, calls
-        self.layer = original.get_submodule(name)
-        self.geometry = Geometry.of(self.layer)
 
-    def moments(self, batches: Batches) -> tuple[LayerStats, Tensor, Tensor]:
-        """Moments of x̃; E[y ũᵀ] in the shape of the weight; E[y], both without the bias of the layer."""
-        moments = Moments(self.geometry, name=self.name)
-        cross: Tensor | float = 0.0
-        output: Tensor | float = 0.0
-        rows = samples = 0
-        shapes: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-        for batch in batches:
-            outputs = self._met(self.original, batch, lambda _, output: self._unbiased(output))
-            inputs = self._met(self.small, batch, lambda input, _: input)
-            if len(inputs) != len(outputs):
-                raise InputError(
-                    f"{self.name}: called {len(outputs)} times by the original and {len(inputs)} times by the "
-                    "compressed network on the same batch; such networks need sequential=False"
-                )
-            samples += len(batch)
-            for u, y in zip(map(summable, inputs), map(summable, outputs), strict=True):
-                moments.update(u)
-                axis = y.dim() - 1 - self.geometry.n_spatial
-                first = int(u.dim() > self.geometry.n_spatial + 1)
-                shapes = tuple(u.shape[first:]), tuple(y.shape[first:])
-                output = output + y.double().sum([i for i in range(y.dim()) if i != axis])
-                cross = cross + _products(self.layer, u, y).double()
-                rows += y.numel() // y.shape[axis]
-        stats = moments.finish().replace(samples=samples, input_shape=shapes[0], output_shape=shapes[1])
-        assert isinstance(cross, Tensor)
-        assert isinstance(output, Tensor)
-        return stats, cross / rows, output / rows
+def pair_moments(name: str, layer: nn.Module, met: Iterable[_Met]) -> tuple[LayerStats, Tensor, Tensor]:
+    """Moments of x̃; E[y ũᵀ] in the shape of the weight; E[y], both without the bias of the layer."""
+    geometry = Geometry.of(layer)
+    moments = Moments(geometry, name=name)
+    cross: Tensor | float = 0.0
+    output: Tensor | float = 0.0
+    rows = samples = 0
+    shapes: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    for inputs, outputs, n_samples in met:
+        samples += n_samples
+        for u, y in zip(map(summable, inputs), map(summable, outputs), strict=True):
+            moments.update(u)
+            axis = y.dim() - 1 - geometry.n_spatial
+            first = int(u.dim() > geometry.n_spatial + 1)
+            shapes = tuple(u.shape[first:]), tuple(y.shape[first:])
+            output = output + y.double().sum([i for i in range(y.dim()) if i != axis])
+            cross = cross + _products(layer, u, y).double()
+            rows += y.numel() // y.shape[axis]
+    stats = moments.finish().replace(samples=samples, input_shape=shapes[0], output_shape=shapes[1])
+    assert isinstance(cross, Tensor)
+    assert isinstance(output, Tensor)
+    return stats, cross / rows, output / rows
 
-    def _unbiased(self, output: Tensor) -> Tensor:
-        bias = self.layer.bias
-        if not isinstance(bias, Tensor):
-            return output
-        return output - bias.reshape(-1, *[1] * self.geometry.n_spatial)
 
-    def _met(self, model: nn.Module, batch: Batch, keep: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
-        """What the layer meets in ``model``, one item for each call."""
-        met: list[Tensor] = []
+def _met(
+    model: nn.Module, name: str, calls: int, batch: Batch, keep: Callable[[Tensor, Tensor], Tensor]
+) -> list[Tensor]:
+    """What a layer meets in ``model``, one item for each call."""
+    met: list[Tensor] = []
 
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
-            kept = keep(args[0] if args else kwargs["input"], result)
-            # What follows an earlier call may change its tensors in place before they are read.
-            met.append(kept if self.calls == 1 else kept.clone())
-            if len(met) == self.calls:
-                raise _Reached
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+        kept = keep(args[0] if args else kwargs["input"], result)
+        # What follows an earlier call may change its tensors in place before they are read.
+        met.append(kept if calls == 1 else kept.clone())
+        if len(met) == calls:
+            raise _Reached
 
-        handle = model.get_submodule(self.name).register_forward_hook(hook, with_kwargs=True)
-        try:
-            device = device_of(model)
-            model(batch.inputs if device is None else batch.inputs.to(device))
-        except _Reached:
-            pass
-        finally:
-            handle.remove()
-        return met
+    handle = model.get_submodule(name).register_forward_hook(hook, with_kwargs=True)
+    try:
+        device = device_of(model)
+        model(batch.inputs if device is None else batch.inputs.to(device))
+    except _Reached:
+        pass
+    finally:
+        handle.remove()
+    return met
 
 
 def _products(layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -209,15 +333,39 @@ def _products(layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     # Sums over all positions overflow half precision; and what inference mode has made takes part in no backward pass.
     dtype = torch.promote_types(x.dtype, torch.float32)
     x, y = (tensor.to(dtype).clone() if tensor.is_inference() else tensor.to(dtype) for tensor in (x, y))
+    geometry = Geometry.of(layer)
+    if geometry.kind == "linear":
+        return y.reshape(-1, geometry.out_channels).T @ x.reshape(-1, geometry.in_channels)
     parameters = {name: tensor.detach().to(x) for name, tensor in layer.named_parameters(recurse=False)}
     x, y, weight = safe_layout(layer, x, y, parameters["weight"])
+    if geometry.padding_mode == "zeros" and all(before == after for before, after in geometry.pads):
+        return _weight_gradient(geometry, x, y, weight)
     parameters["weight"] = weight.requires_grad_()
     with torch.enable_grad():
         (products,) = torch.autograd.grad(functional_call(layer, parameters, (x,)), parameters["weight"], y)
     return products
 
 
-def _calls(model: nn.Module, names: list[str], batches: Batches) -> Mapping[str, int]:
+def _weight_gradient(geometry: Geometry, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of a convolution's weight, without the forward pass that autograd would run first."""
+    batched = x.dim() == geometry.n_spatial + 2
+    _, products, _ = torch.ops.aten.convolution_backward(
+        y if batched else y.unsqueeze(0),
+        x if batched else x.unsqueeze(0),
+        weight,
+        None,
+        geometry.stride,
+        [before for before, _ in geometry.pads],
+        geometry.dilation,
+        geometry.kind == "conv_transpose",
+        geometry.output_padding,
+        geometry.groups,
+        (False, True, False),
+    )
+    return products
+
+
+def call_counts(model: nn.Module, names: Sequence[str], batches: Iterable[Batch]) -> Mapping[str, int]:
     """How often every batch calls each layer, in the order of first calls; without those for which that varies."""
     counts: dict[str, int] = {}
     common: dict[str, int] | None = None

@@ -14,6 +14,7 @@ from tensigma.running.batches import (
 )
 from tensigma.running.borrowing import borrowed, device_of, kept_rng, run, seed_all
 from tensigma.running.digests import Digest, tensors_of, weights_digest
+from tensigma.running.halting import OutOfOrder, halted_passes, live_bytes
 from tensigma.running.holdout import Pair, Pairs, SetAside, hold_out, mixed
 from tensigma.running.onednn import safe_backward, safe_layout
 from tensigma.running.probe import Probe, UnlikeAnswers
@@ -31,6 +32,7 @@ __all__ = [
     "Chain",
     "Digest",
     "Listener",
+    "OutOfOrder",
     "Pair",
     "Pairs",
     "Probe",
@@ -52,6 +54,7 @@ __all__ = [
     "drawn_labels",
     "everyone",
     "floats_of",
+    "halted_passes",
     "hold_out",
     "input_of",
     "is_batch",
@@ -59,6 +62,7 @@ __all__ = [
     "iterate",
     "kept_rng",
     "leaves",
+    "live_bytes",
     "mixed",
     "process_group",
     "rank_and_size",

@@ -53,8 +53,9 @@ class Batches:
         input: The entry or position of the model's input in a batch.
         max_samples: Stop after this many samples, cutting the last batch.
         name: What the caller calls the source, for messages.
+        allow_empty: Let a pass that meets no sample at all end like any other, instead of refusing it.
 
-    Batches without a sample are left out; a pass that meets no sample at all is refused.
+    Batches without a sample are left out.
 
     >>> batches = Batches([(torch.zeros(4, 3), torch.arange(4)), (torch.ones(4, 3), torch.arange(4))], max_samples=6)
     >>> [(batch.index, len(batch), batch.labels.tolist()) for batch in batches], len(batches)
@@ -66,9 +67,16 @@ class Batches:
     """
 
     def __init__(
-        self, source: Any, *, input: str | int | None = None, max_samples: int | None = None, name: str = "batches"
+        self,
+        source: Any,
+        *,
+        input: str | int | None = None,
+        max_samples: int | None = None,
+        name: str = "batches",
+        allow_empty: bool = False,
     ) -> None:
         self.source, self.input, self.max_samples, self.name = source, input, max_samples, name
+        self.allow_empty = allow_empty
 
     def __iter__(self) -> Iterator[Batch]:
         samples = 0
@@ -80,7 +88,7 @@ class Batches:
                 yield Batch(index, inputs, item, len(whole))
             if samples == self.max_samples:
                 return
-        if not samples:
+        if not samples and not self.allow_empty:
             raise InputError(f"no batches: the iterable given as {self.name} is empty")
 
     def __len__(self) -> int:

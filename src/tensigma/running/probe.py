@@ -56,7 +56,8 @@ class Probe:
 
     def _read(self, original: nn.Module, batches: Any, samples: int, key: str | int | None) -> None:
         n_bytes = 0
-        for batch in Batches(batches, input=key, max_samples=samples, name="data"):
+        # A stream that has ended gives nothing, and a probe of it is silent.
+        for batch in Batches(batches, input=key, max_samples=samples, name="data", allow_empty=True):
             for inputs in batch.inputs.split(_PIECE):
                 # Copies, so that the rest of a large batch need not be kept.
                 part = Batch(batch.index, inputs.clone(), None)

@@ -1,0 +1,211 @@
+"""Forward passes that halt at chosen layers, so that one pass over the data serves for work on every layer in turn.
+
+Each batch runs through the model in a thread of its own. Only one thread runs at a time: the controller hands it the
+baton and waits until it comes back, so that nothing depends on timing. A layer at which passes halt has its ``forward``
+replaced for as long as the block lasts; after a halt it may compute with other modules instead.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tensigma.running.batches import Batch
+from tensigma.running.borrowing import run
+
+
+class OutOfOrder(Exception):
+    """A batch does not call the layers once each and in the same order as the others."""
+
+
+class _Cancelled(BaseException):
+    """The pass is over; nothing behind the layer matters. Not an Exception, which a model might catch."""
+
+
+class HaltedPasses:
+    """The passes of one model over several batches, all standing at the same layer."""
+
+    def __init__(self, model: nn.Module, batches: Sequence[Batch], *, after: bool) -> None:
+        self._after = after
+        self._substitutes: dict[str, nn.Module] = {}
+        self._passes = [_Pass(model, batch) for batch in batches]
+
+    def advance(self, name: str) -> list[Tensor]:
+        """Let all passes go on to the layer ``name``; what each has there: its output or its input, batch by batch."""
+        values = []
+        for each in self._passes:
+            each.resume()
+            if each.place != name:
+                place = "to its end" if each.place is None else f"to layer {each.place!r}"
+                raise OutOfOrder(f"a batch came {place}, where another came to layer {name!r}")
+            assert each.value is not None
+            values.append(each.value)
+        return values
+
+    def substitute(self, name: str, module: nn.Module) -> None:
+        """Let ``module`` compute what the layer ``name`` would have computed, from now on."""
+        self._substitutes[name] = module
+
+    def cancel(self) -> None:
+        """End all passes where they stand."""
+        for each in self._passes:
+            each.cancel()
+
+    def station(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """What a layer at which passes halt computes."""
+
+        def halting(*args: Any, **kwargs: Any) -> Any:
+            current = next((each for each in self._passes if each.is_current), None)
+            if current is None:  # somebody else calls the model in the meantime
+                return forward(*args, **kwargs)
+            if self._after:
+                output = forward(*args, **kwargs)
+                current.halt(name, output)
+                return output
+            current.halt(name, args[0] if args else kwargs["input"])
+            substitute = self._substitutes.get(name)
+            return (forward if substitute is None else substitute)(*args, **kwargs)
+
+        return halting
+
+
+class _Pass:
+    """One forward pass in its own thread."""
+
+    def __init__(self, model: nn.Module, batch: Batch) -> None:
+        self.place: str | None = None
+        self.value: Tensor | None = None
+        self._failure: BaseException | None = None
+        self._cancelled = self._over = False
+        self._go, self._halted = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, args=(model, batch), daemon=True, name="tensigma-pass")
+        self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is the pass that runs now."""
+        return threading.current_thread() is self._thread
+
+    def resume(self) -> None:
+        """Run on to the next halt or to the end."""
+        if not self._over:
+            self.place = self.value = None
+            self._go.release()
+            self._halted.acquire()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def halt(self, name: str, value: Tensor) -> None:
+        """Called by the pass itself: hand over ``value`` and wait."""
+        self.place, self.value = name, value
+        self._halted.release()
+        self._go.acquire()
+        if self._cancelled:
+            raise _Cancelled
+
+    def cancel(self) -> None:
+        """End the pass where it stands."""
+        self._cancelled = True
+        if not self._over:
+            self._go.release()
+        self._thread.join()
+        self.value = None
+
+    def _run(self, model: nn.Module, batch: Batch) -> None:
+        self._go.acquire()
+        try:
+            if not self._cancelled:
+                # Gradient mode belongs to a thread.
+                with torch.no_grad():
+                    run(model, batch)
+        except _Cancelled:
+            pass
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self.place, self._over = None, True
+            self._halted.release()
+
+
+@contextmanager
+def halted_passes(
+    model: nn.Module, batches: Sequence[Batch], names: Sequence[str], *, after: bool
+) -> Iterator[HaltedPasses]:
+    """Passes of ``model`` over ``batches`` that halt at the layers ``names``: after each has computed, or before.
+
+    Memory is that of the live activations of all passes together. The model must be in evaluation mode, and its layers
+    have their own ``forward`` again afterwards.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    >>> with halted_passes(model, [Batch(0, torch.ones(3, 2), None)], ["0", "1"], after=False) as passes:
+    ...     shapes = [passes.advance(name)[0].shape for name in ("0", "1")]
+    >>> shapes
+    [torch.Size([3, 2]), torch.Size([3, 2])]
+    """
+    passes = HaltedPasses(model, batches, after=after)
+    layers = {name: model.get_submodule(name) for name in names}
+    former: Mapping[str, Any] = {name: vars(layer).get("forward") for name, layer in layers.items()}
+    try:
+        for name, layer in layers.items():
+            layer.forward = passes.station(name, layer.forward)
+        yield passes
+    finally:
+        passes.cancel()
+        for name, layer in layers.items():
+            if former[name] is None:
+                vars(layer).pop("forward", None)
+            else:
+                layer.forward = former[name]
+
+
+class _LiveTensors(TorchDispatchMode):
+    """Keeps weak references to everything that is computed inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tensors: list[weakref.ref[Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._tensors += [weakref.ref(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        return result
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the storages that are alive now."""
+        alive = [tensor for reference in self._tensors if (tensor := reference()) is not None]
+        self._tensors = [weakref.ref(tensor) for tensor in alive]
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in alive}
+        return sum(storages.values())
+
+
+def live_bytes(model: nn.Module, batch: Batch, names: Sequence[str]) -> int:
+    """The most bytes of activations that are alive when a pass over ``batch`` reaches one of the layers ``names``.
+
+    >>> model = nn.Sequential(nn.Linear(2, 100), nn.ReLU(), nn.Linear(100, 1))
+    >>> live_bytes(model, Batch(0, torch.ones(3, 2), None), ["0", "2"])
+    1200
+    """
+    live, most = _LiveTensors(), 0
+
+    def hook(*_: Any) -> None:
+        nonlocal most
+        most = max(most, live.n_bytes)
+
+    handles = [model.get_submodule(name).register_forward_pre_hook(hook) for name in names]
+    try:
+        with torch.no_grad(), live:
+            run(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return most
