@@ -1,15 +1,35 @@
-"""Tensigma shrinks trained CNNs by tensor decomposition that knows the data."""
+"""Tensigma shrinks trained CNNs by tensor decomposition that knows the data.
 
-from importlib.metadata import version
+Rooms, and torch with them, are imported when one of their names is first used: ``tensigma --help`` needs none of them.
+"""
 
-from tensigma import linalg
-from tensigma.calibration import Calibration, LayerStats, calibrate
-from tensigma.compression import Refine, Report, compress, compress_
-from tensigma.deployment import Exported, Quantized, export, load, quantize, save
-from tensigma.evaluation import Certificate, Evaluation, evaluate
-from tensigma.finetuning import FineTuning, finetune
-from tensigma.planning import VBMF, Drop, Energy, Latency, Macs, Params, Plan, Ranks, Recipe, SigmaVBMF, plan
-from tensigma.report import write_report
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tensigma import calibration as calibration
+    from tensigma import compression as compression
+    from tensigma import deployment as deployment
+    from tensigma import errors as errors
+    from tensigma import evaluation as evaluation
+    from tensigma import experiments as experiments
+    from tensigma import finetuning as finetuning
+    from tensigma import layers as layers
+    from tensigma import linalg as linalg
+    from tensigma import planning as planning
+    from tensigma import report as report
+    from tensigma import running as running
+    from tensigma import solving as solving
+    from tensigma import zoo as zoo
+    from tensigma.calibration import Calibration, LayerStats, calibrate
+    from tensigma.compression import Refine, Report, compress, compress_
+    from tensigma.deployment import Exported, Quantized, export, load, quantize, save
+    from tensigma.evaluation import Certificate, Evaluation, evaluate
+    from tensigma.finetuning import FineTuning, finetune
+    from tensigma.planning import VBMF, Drop, Energy, Latency, Macs, Params, Plan, Ranks, Recipe, SigmaVBMF, plan
+    from tensigma.report import write_report
+
+    __version__: str
 
 __all__ = [
     "VBMF",
@@ -45,4 +65,42 @@ __all__ = [
     "save",
     "write_report",
 ]
-__version__ = version("tensigma")
+
+#: Room → the names of it that are also names of the package.
+_NAMES = {
+    "calibration": ("Calibration", "LayerStats", "calibrate"),
+    "compression": ("Refine", "Report", "compress", "compress_"),
+    "deployment": ("Exported", "Quantized", "export", "load", "quantize", "save"),
+    "errors": (),
+    "evaluation": ("Certificate", "Evaluation", "evaluate"),
+    "experiments": (),
+    "finetuning": ("FineTuning", "finetune"),
+    "layers": (),
+    "linalg": (),
+    "planning": tuple("VBMF Drop Energy Latency Macs Params Plan Ranks Recipe SigmaVBMF plan".split()),
+    "report": ("write_report",),
+    "running": (),
+    "solving": (),
+    "zoo": (),
+}
+_ROOMS = {name: room for room, names in _NAMES.items() for name in names}
+
+
+# Hidden from type checkers, to which it would mean that the package has every name.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in _NAMES:
+            return import_module(f"{__name__}.{name}")
+        if name in _ROOMS:
+            value = getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+        elif name == "__version__":
+            value = import_module("importlib.metadata").version(__name__)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_NAMES, *(name for name in globals() if name.startswith("__"))})

@@ -1,0 +1,51 @@
+"""The package as a whole: names that are imported when they are first used."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import tensigma as ts
+
+
+def checked_imports() -> dict[str, str]:
+    """Name → room, as type checkers are told."""
+    source = Path(ts.__file__).read_text(encoding="utf-8")
+    return {
+        alias.asname or alias.name: node.module or ""
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tensigma")
+        for alias in node.names
+    }
+
+
+def test_type_checkers_see_what_is_there():
+    rooms = {name for name, module in checked_imports().items() if module == "tensigma"}
+    names = {name: module for name, module in checked_imports().items() if module != "tensigma"}
+    assert set(ts.__all__) == {*names, "linalg", "__version__"}
+    for name, module in names.items():
+        assert getattr(ts, name) is getattr(import_module(module), name)
+    folders = {file.parent.name for file in Path(ts.__file__).parent.glob("*/__init__.py")}
+    assert rooms == folders - {"cli"} | {"errors"}
+    for room in rooms:
+        assert getattr(ts, room) is import_module(f"tensigma.{room}")
+
+
+def test_every_name_is_offered_for_completion():
+    assert {*ts.__all__, "planning", "zoo", "__doc__"} <= set(dir(ts))
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match=r"module 'tensigma' has no attribute 'shrink'"):
+        _ = ts.shrink  # type: ignore[attr-defined]
+
+
+def test_the_package_alone_imports_no_torch():
+    code = "import sys, tensigma; dir(tensigma), tensigma.__version__; assert 'torch' not in sys.modules"
+    code += "; from tensigma import *; assert 'torch' in sys.modules; compress, linalg.Tucker2"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
