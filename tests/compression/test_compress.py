@@ -12,17 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from tensigma.pipeline import jobs
 from torch import Tensor, nn
 
 import tensigma as ts
 from cases import GEOMETRIES, LayerCase
 from support_nets import SmallNet, batches, small_net
+from tensigma.calibration import CalibrationProgress
 from tensigma.errors import InputError, StoreError
 from tensigma.layers import Geometry
 from tensigma.planning import EffectProgress, PlanningProgress, TrialProgress
-from tensigma.running import Progress
-from tensigma.solving import CompressionProgress
+from tensigma.solving import CompressionProgress, Solution, Treatment, solution_store, solve
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +74,16 @@ def test_the_bias_takes_up_the_mean_of_what_is_lost(case: LayerCase) -> None:
     exact = geometry.kind != "conv_transpose" or all(
         s >= k for s, k in zip(geometry.stride, geometry.kernel_size, strict=True)
     )
-    if not exact:
-        return
     with torch.no_grad():
         before, after = net(x), small(x)
     axis = before.dim() - 1 if geometry.kind == "linear" else 1
     others = [i for i in range(before.dim()) if i != axis]
-    torch.testing.assert_close(after.mean(others), before.mean(others), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(after.mean(others), before.mean(others), rtol=1e-5, atol=1e-6 if exact else 5e-3)
     spread = (before - before.mean(others, keepdim=True)).square().sum()
     error = report["0"].error
     assert error is not None
-    assert error**2 == pytest.approx(((before - after).square().sum() / spread).item(), rel=1e-3, abs=1e-6)
+    actual = ((before - after).square().sum() / spread).item()
+    assert error**2 == pytest.approx(actual, rel=1e-3 if exact else 0.02, abs=1e-6)
 
 
 def test_norms_that_know_the_data_lose_less_of_the_output(stats: ts.Calibration) -> None:
@@ -166,16 +164,17 @@ def test_one_call_does_it_all() -> None:
     assert small(batches()[0]).shape == (8, 10)
     kinds = [type(state) for state in seen]
     assert list(dict.fromkeys(kinds)) == [
-        Progress,
+        CalibrationProgress,
         PlanningProgress,
         EffectProgress,
         TrialProgress,
         CompressionProgress,
     ]
-    assert kinds.count(Progress) == 3
+    assert kinds.count(CalibrationProgress) == 3
     layers = [state for state in seen if isinstance(state, CompressionProgress)]
     assert (layers[-1].done, layers[-1].total, round(layers[-1].work, 9)) == (len(layers), len(layers), 1)
-    with_rule, _ = ts.compress(net, loader, ranks=ts.VBMF(0.7), norm="fisher", layers="spatial")
+    by_rule = ts.Recipe(ranks=ts.VBMF(0.7), norm="fisher", layers="spatial")
+    with_rule, _ = ts.compress(net, loader, recipe=by_rule)
     assert with_rule(batches()[0]).isfinite().all()
 
 
@@ -184,13 +183,14 @@ def test_progress_goes_to_the_log(stats: ts.Calibration, caplog: pytest.LogCaptu
     plan = ts.plan(net, stats, ranks=ts.Ranks({"h*": 2}))
     with caplog.at_level(logging.INFO, "tensigma"):
         ts.compress(net, plan, stats, progress=True, workers=1)
-    assert "compression: head (2 of 2, error" in caplog.text
+    assert "compression: layer 2 of 2, head, error" in caplog.text
 
 
 def test_half_precision_is_kept(stats: ts.Calibration) -> None:
     net = small_net().to(torch.bfloat16)
-    plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 2}))
-    small, report = ts.compress(net, plan, stats)
+    # The statistics are those of the weights before they were rounded.
+    plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 2}), check=False)
+    small, report = ts.compress(net, plan, stats, check=False)
     assert {p.dtype for p in small.parameters()} == {torch.bfloat16}
     assert report["hidden"].after.bytes == 2 * report["hidden"].after.params
 
@@ -218,7 +218,7 @@ def test_the_cache_never_solves_twice(stats: ts.Calibration, tmp_path: Path, mon
     def refuse(*args: Any) -> None:
         raise AssertionError("solved again")
 
-    monkeypatch.setattr("tensigma.solving.solutions.solve", refuse)
+    monkeypatch.setattr(solution_store, "solve", refuse)
     second, again = ts.compress(net, plan, stats, cache=tmp_path / "cache")
     assert all(row.cached for row in again.compressed)
     assert [row.error for row in again.layers] == [row.error for row in report.layers]
@@ -237,7 +237,7 @@ def test_the_cache_never_solves_twice(stats: ts.Calibration, tmp_path: Path, mon
         (net, plan, ts.calibrate(net, batches(seed=3))),
     ]:
         with pytest.raises(AssertionError, match="solved again"):
-            ts.compress(model, changed, moments, cache=tmp_path / "cache")
+            ts.compress(model, changed, moments, cache=tmp_path / "cache", check=False)
 
 
 def test_a_killed_run_goes_on_from_the_cache(
@@ -297,14 +297,13 @@ def test_a_process_that_was_killed_leaves_what_it_solved(stats: ts.Calibration, 
 def test_an_error_leaves_a_model_in_place_whole(stats: ts.Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
     net = small_net()
     plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 2}))
-    real = jobs.solve
 
-    def fail(entry: Any, module: nn.Module, own: Any) -> Any:
-        if entry.name == "head":
+    def fail(treatment: Treatment, module: nn.Module, own: Any) -> Solution:
+        if module is net.head:
             raise InputError("no")
-        return real(entry, module, own)
+        return solve(treatment, module, own)
 
-    monkeypatch.setattr(jobs, "solve", fail)
+    monkeypatch.setattr(solution_store, "solve", fail)
     modules = list(net.modules())
     with pytest.raises(InputError, match="head: no"):
         ts.compress_(net, plan, stats)
@@ -314,7 +313,7 @@ def test_an_error_leaves_a_model_in_place_whole(stats: ts.Calibration, monkeypat
 def test_wrong_calls_are_refused(stats: ts.Calibration, tmp_path: Path) -> None:
     net = small_net()
     plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 2}))
-    with pytest.raises(InputError, match="a plan came"):
+    with pytest.raises(InputError, match="a plan decides all that budget= and recipe= would"):
         ts.compress(net, plan, stats, budget=ts.Params(0.5))
     with pytest.raises(InputError, match="batches came instead of a plan"):
         ts.compress(net, batches())

@@ -18,10 +18,10 @@ from support_nets import batches, reusing_net, small_net
 from tensigma.errors import InputError
 from tensigma.evaluation.size import count_macs
 from tensigma.layers import Cost, Geometry
-from tensigma.linalg import CP, Metric
-from tensigma.planning import Front, methods
+from tensigma.linalg import CPJoint, Metric
+from tensigma.planning import Allocation
 from tensigma.planning.curves import Option, pareto
-from tensigma.solving import norm_of
+from tensigma.solving import METHODS, choices_of, norm_of
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +119,10 @@ def test_choices_are_close_to_the_best_of_all_combinations(seed: int, share: flo
     def loss(name: str, option: Option) -> float:
         return -weights.get(name, 1.0) * math.log(1 - option.error2)
 
-    front = Front(curves, "params", weights)
+    allocation = Allocation(curves, "params", weights)
     most = sum(options[0].cost.params for options in curves.values())
-    limit = front.cheapest + share * (most - front.cheapest)
-    chosen = front.choose(limit)
+    limit = allocation.cheapest + share * (most - allocation.cheapest)
+    chosen = allocation.choose(limit)
     assert sum(option.cost.params for option in chosen.values()) <= limit
     exact = min(
         sum(map(loss, curves, combination))
@@ -176,19 +176,19 @@ def test_planning_tells_how_far_it_is(stats: ts.Calibration) -> None:
 def test_the_quick_curve_of_large_layers_falls_and_promises_no_more_than_a_solution(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(methods, "_SMALL", 1)
+    monkeypatch.setattr("tensigma.linalg.cp._SMALL", 1)
     kernel = torch.randn(12, 10, 3, 3, generator=torch.Generator().manual_seed(seed))
     metric = Metric.identity(90)
-    points = methods.METHODS["cp-joint"].errors(kernel, metric)
+    points = METHODS["cp-joint"].errors(kernel, metric)
     assert all(a[1] > b[1] for a, b in pairwise(points))
     for (rank,), error2 in points[5::8]:
-        assert error2 >= 0.95 * CP(rank, joint=True).fit(kernel, metric).error ** 2
+        assert error2 >= 0.95 * CPJoint(rank).fit(kernel, metric).error ** 2
 
 
 def test_taps_apart_are_left_out_where_together_they_cost_hardly_more() -> None:
     def names(channels: int) -> list[str]:
         geometry = Geometry.of(nn.Conv2d(channels, channels, 3))
-        return [method.name for method in methods.choices_of("auto", geometry, norm_of("sigma"))]
+        return [method.name for method in choices_of("auto", geometry, norm_of("sigma"))]
 
     assert "cp" in names(64)
     assert "cp" not in names(128)

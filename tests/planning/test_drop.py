@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 import tensigma as ts
 from tensigma.errors import CalibrationWarning, InputError
-from tensigma.planning import Allocation, SearchProgress, builder, drop
-from tensigma.planning.drop import Judge, Kept
+from tensigma.planning import Front, SearchProgress
+from tensigma.planning.drop import Judge, Kept, smallest_plan
 from tensigma.running import SetAside
+from tensigma.solving import Solution, Treatment, solution_store, solve
 
 
 def classifier() -> nn.Sequential:
@@ -52,10 +53,10 @@ def test_what_was_promised_is_kept(stats: ts.Calibration, share: float, tmp_path
     plan.save(tmp_path / "plan.json")
     assert ts.Plan.load(tmp_path / "plan.json").notes == plan.notes
     trials = [state for state in seen if isinstance(state, SearchProgress)]
-    assert [[state.share, state.kept] for state in trials] == note["tried"]
+    assert [[state.size, state.kept] for state in trials] == note["tried"]
     assert all(state.enough == (1 - state.kept <= share + 1e-9) for state in trials)
     # Nothing that was tried and kept enough is smaller.
-    assert plan.after.params / plan.before.params == min(state.share for state in trials if state.enough)
+    assert plan.after.params / plan.before.params == min(state.size for state in trials if state.enough)
     assert plan.rate > 1
 
 
@@ -66,7 +67,7 @@ def test_more_may_be_lost_in_a_smaller_model(stats: ts.Calibration) -> None:
 
 def _search(
     stats: ts.Calibration, enough: Callable[[float], bool], trials: int = 10
-) -> tuple[ts.Plan, list[float], Allocation]:
+) -> tuple[ts.Plan, list[float], Front]:
     """A search in which a formula of the size decides."""
     front = ts.plan(classifier(), stats, budget=ts.Params(0.5)).front()
     tried: list[float] = []
@@ -75,7 +76,7 @@ def _search(
         tried.append(plan.after.params / plan.before.params)
         return Kept(measure="agreement", samples=100, hits=100 if enough(tried[-1]) else 0, original_hits=100)
 
-    found = drop.smallest_plan(front, ts.Drop(0.1, trials=trials), build=lambda plan: plan, judge=judge)  # type: ignore[arg-type,return-value]
+    found = smallest_plan(front, ts.Drop(0.1, trials=trials), build=lambda plan: plan, judge=judge)  # type: ignore[arg-type,return-value]
     return found, tried, front
 
 
@@ -134,18 +135,23 @@ def test_what_the_original_does_not_answer_is_not_kept() -> None:
 
 def test_no_layer_is_solved_twice(stats: ts.Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
     solved: list[Any] = []
-    real = builder.solve
 
-    def solve(entry: Any, module: nn.Module, own: Any) -> Any:
-        solved.append((entry.name, entry.ranks))
-        return real(entry, module, own)
+    def counted(treatment: Treatment, module: nn.Module, own: Any) -> Solution:
+        solved.append((id(module), treatment.label))
+        return solve(treatment, module, own)
 
-    monkeypatch.setattr(builder, "solve", solve)
+    monkeypatch.setattr(solution_store, "solve", counted)
     net = classifier()
     before = {key: value.clone() for key, value in net.state_dict().items()}
-    ts.plan(net, stats, budget=ts.Drop(0.1), data=rows(4, seed=1))
-    assert len(solved) == len(set(solved))
+    plan = ts.plan(net, stats, budget=ts.Drop(0.1), data=rows(4, seed=1))
+    assert len(solved) == len(set(solved)) > 0
     assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
+    # What the search has solved is handed on with the plan.
+    solved.clear()
+    _, report = ts.compress(net, plan, stats, sequential=False)
+    assert report.compressed
+    assert all(row.cached for row in report.compressed)
+    assert not solved
 
 
 def test_without_statistics_a_part_of_the_batches_is_held_out() -> None:
@@ -176,12 +182,12 @@ def test_setting_aside_splits_without_loss() -> None:
 def test_what_cannot_be_searched_is_refused(stats: ts.Calibration) -> None:
     with pytest.raises(InputError, match="held-out batches"):
         ts.plan(classifier(), stats, budget=ts.Drop(0.1))
-    with pytest.raises(InputError, match="gone through once"):
+    with pytest.raises(InputError, match="can be read once"):
         ts.plan(classifier(), stats, budget=ts.Drop(0.1), data=iter(rows(2, seed=1)))
     with pytest.raises(InputError, match="no batches"):
         ts.plan(classifier(), stats, budget=ts.Drop(0.1), data=[])
     with pytest.raises(InputError, match="the front knows costs alone"):
-        ts.plan(classifier(), stats, budget=ts.Params(0.9)).front().plan(ts.Drop(0.1))  # type: ignore[arg-type]
+        ts.plan(classifier(), stats, budget=ts.Params(0.9)).front().plan(ts.Drop(0.1))
 
 
 @pytest.mark.parametrize(

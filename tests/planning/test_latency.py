@@ -19,9 +19,9 @@ from support_nets import batches, reusing_net
 from tensigma.errors import InputError
 from tensigma.evaluation.size import count_macs
 from tensigma.layers import Geometry
-from tensigma.planning import Allocation, timetable
+from tensigma.planning import Front, TimingProgress
 from tensigma.planning.latency import _between, in_blocks
-from tensigma.running import Chain, TimeTable, runtime_of
+from tensigma.running import Chain, TimeTable, runtime_of, timetable
 from tensigma.running.timetable import cache_folder
 from tensigma.running.timing import Eager, OnnxRuntime, Runtime, measure, onnx_graph
 
@@ -41,7 +41,7 @@ def stats() -> ts.Calibration:
 
 
 @pytest.fixture(scope="module")
-def front(stats: ts.Calibration) -> Allocation:
+def front(stats: ts.Calibration) -> Front:
     return ts.plan(wide_net(), stats, budget=ts.Params(1.0), method="tucker2").front()
 
 
@@ -74,7 +74,7 @@ def _seconds(clock: FakeClock, plan: ts.Plan, batch: int = 1) -> tuple[float, fl
 
 @pytest.mark.parametrize("share", [0.45, 0.7, 0.95])
 def test_time_stays_within_the_budget(
-    front: Allocation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, share: float
+    front: Front, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, share: float
 ) -> None:
     clock = FakeClock(monkeypatch)
     plan = front.plan(ts.Latency(share, runtime="eager", batch=4, cache=tmp_path))
@@ -99,22 +99,19 @@ def test_layers_take_as_long_as_all_their_calls(monkeypatch: pytest.MonkeyPatch,
     assert plan.notes["latency"]["seconds"] == pytest.approx(seconds)
 
 
-def test_ranks_are_whole_blocks(front: Allocation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ranks_are_whole_blocks(front: Front, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     FakeClock(monkeypatch)
     for share in (0.4, 0.6, 0.8):
         plan = front.plan(ts.Latency(share, runtime="eager", cache=tmp_path))
         for entry in plan.compressed:
-            assert entry.method is not None
-            assert entry.geometry is not None
-            assert entry.ranks is not None
             largest = entry.method.max_ranks(entry.geometry.kernel_shape)
-            for rank, most in zip(entry.ranks, largest, strict=True):
+            for rank, most in zip(entry.format.ranks, largest, strict=True):
                 assert rank == most or rank == 8 or rank % 16 == 0
     assert all(in_blocks(rank, 1000) >= rank for rank in range(1, 200))
 
 
 def test_layers_that_would_not_get_faster_stay_dense(
-    front: Allocation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    front: Front, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where starting a layer costs more than running it, three in its place are slower however small they are."""
     FakeClock(monkeypatch, per_stage=1.0)
@@ -132,7 +129,7 @@ def test_every_shape_is_timed_once(stats: ts.Calibration, monkeypatch: pytest.Mo
     assert len(clock.asked) == len(set(clock.asked))
     # Two equal convolutions, another and the Linear layer, at most six ranks of each, and dense; and the first layer.
     assert len(clock.asked) <= 3 * (6 + 1) + 1
-    timing = [state for state in seen if isinstance(state, ts.planning.TimingProgress)]
+    timing = [state for state in seen if isinstance(state, TimingProgress)]
     assert [(state.done, state.total) for state in timing] == [(1, 3), (2, 3), (3, 3)]
     clock.asked.clear()
     assert ts.plan(wide_net(), stats, budget=budget, method="tucker2") == first

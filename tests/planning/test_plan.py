@@ -15,6 +15,7 @@ import tensigma as ts
 from support_nets import batches, small_net
 from tensigma.errors import InputError, RankError, StoreError
 from tensigma.linalg import cp_rank, svd_rank, tucker2_ranks
+from tensigma.planning import CompressedEntry
 from tensigma.solving import METHODS, NORMS
 
 
@@ -49,8 +50,10 @@ def test_costs_are_those_of_the_compressed_model(stats: ts.Calibration) -> None:
     assert plan.after.params == sum(p.numel() for p in small.parameters())
     assert plan.rate == report.rate == plan.before.params / plan.after.params
     # The block has no bias and gains one.
-    assert plan["block.0"].gains_bias
-    assert plan["block.0"].after.params == 16 * 2 + 2 * 2 * 9 + 2 * 12 + 16
+    block = plan["block.0"]
+    assert isinstance(block, CompressedEntry)
+    assert block.gains_bias
+    assert block.after.params == 16 * 2 + 2 * 2 * 9 + 2 * 12 + 16
     evaluated = ts.evaluate(small, batches(), original=net)
     assert evaluated.original is not None
     assert (plan.before.macs, plan.after.macs) == (evaluated.original.size.macs, evaluated.size.macs)
@@ -135,9 +138,11 @@ def test_overrides_change_some_layers(stats: ts.Calibration) -> None:
         saving="none",
     )
     block = plan["block.0"]
-    assert (block.label, block.norm.name, block.options) == ("cp 5", "sigma", {"max_sweeps": 7})
-    assert plan["up"].options == {"max_sweeps": 3, "init": "hosvd"}
-    assert plan["hidden"].options == {}
+    assert (block.label, block.norm.name) == ("cp 5", "sigma")
+    options = {entry.name: entry.options for entry in plan.compressed}
+    assert options["block.0"] == {"max_sweeps": 7}
+    assert options["up"] == {"max_sweeps": 3, "init": "hosvd"}
+    assert options["hidden"] == {}
     assert plan["head"].norm.name == "frobenius"
     assert plan["head"].error is not None
 
@@ -184,8 +189,8 @@ def test_tied_shared_and_unreached_layers_say_so() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "neither came"),
-        ({"ranks": ts.VBMF(1), "budget": ts.Params(0.5)}, "both came"),
+        ({}, "neither was"),
+        ({"ranks": ts.VBMF(1), "budget": ts.Params(0.5)}, "both were given"),
         ({"ranks": 4}, "ranks= takes VBMF"),
         ({"budget": 0.5}, "budget= takes Params"),
         ({"ranks": ts.VBMF(1), "method": "tucker3"}, "method 'tucker3' is unknown; choose one of 'auto'"),
@@ -335,7 +340,7 @@ def test_planning_only_looks(stats: ts.Calibration) -> None:
 
 
 def test_every_name_of_the_contract_is_known() -> None:
-    assert {"tucker2", "cp", "cp-joint", "deflation", "svd"} == set(METHODS)
+    assert {"tucker2", "cp", "cp-joint", "deflation", "svd", "spatial-svd", "tensor-train"} == set(METHODS)
     assert {"centred", "sigma", "frobenius", "fisher", "activation"} == set(NORMS)
 
 

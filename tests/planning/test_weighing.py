@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tensigma.planning.builder import Builder
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -21,6 +20,7 @@ from tensigma.errors import InputError
 from tensigma.planning import EffectProgress, TrialProgress
 from tensigma.planning.weighing import normalised
 from tensigma.running import Probe
+from tensigma.solving import Solutions, compressed_copy
 
 
 class TwoPaths(nn.Module):
@@ -106,8 +106,9 @@ def test_never_further_from_the_original_than_with_all_layers_alike(seed: int, s
     model, data = small_net(seed), batches(seed=seed)
     stats = ts.calibrate(model, data)
     plans = [ts.plan(model, stats, budget=ts.Params(share), weights=w, data=data) for w in ("auto", None)]
-    build, probe = Builder(model, stats), Probe(model, data, samples=256)
-    found, plain = (probe.divergence(build(plan)) for plan in plans)
+    probe, solutions = Probe(model, data, samples=256), Solutions()
+    small = [compressed_copy(model, plan.treatments, stats, solutions) for plan in plans]
+    found, plain = map(probe.divergence, small)
     note = plans[0].notes["weighing"]
     assert len(note["tried"]) > 1
     assert found <= plain
@@ -177,7 +178,7 @@ def test_in_one_call_the_batches_serve() -> None:
     model, data = TwoPaths(0).eval(), rows()
     _, report = ts.compress(model, data, budget=ts.Params(0.5))
     assert report.notes["weighing"]["samples"] == 200
-    _, report = ts.compress(model, data, budget=ts.Params(0.5), weights=None)
+    _, report = ts.compress(model, data, recipe=ts.Recipe(budget=ts.Params(0.5), weights=None))
     assert "weighing" not in report.notes
 
 

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 import tensigma as ts
-from tensigma.planning import timetable
-from tensigma.running import rank_and_size
+from tensigma.running import rank_and_size, timetable
 
 pytestmark = pytest.mark.slow
 
