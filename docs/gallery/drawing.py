@@ -15,7 +15,15 @@ from torch import Tensor
 # The colours of the report page.
 INK, MUTED, LINES, PALE = "#1b1d22", "#5b606c", "#e1e2e6", "#d9dce3"
 GREY, ORANGE, BLUE, GREEN = "#6b7280", "#c2570c", "#2a66c8", "#0b7f5b"
-FORMATS = {"dense": "#878e9b", "svd": "#0d8b7c", "tucker2": "#2a66c8", "cp": "#c8590b", "cp-joint": "#a1459c"}
+FORMATS = {
+    "dense": "#878e9b",
+    "svd": "#0d8b7c",
+    "tucker2": "#2a66c8",
+    "cp": "#c8590b",
+    "cp-joint": "#a1459c",
+    "spatial-svd": "#4f8214",
+    "tensor-train": "#c0334f",
+}
 STYLE = {
     "font.size": 9,
     "axes.titlesize": 9,

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tensigma.experiments import PAPER, Results, load_config, markdown, section_of, write_page
+from tensigma.experiments import NAMES, PAPER, Results, load_config, markdown, section_of, state_of, write_page
 
 ROOT = Path(__file__).parents[2]
+NOT_RUN = ("t2sigma-c100", "cpsigma-c100", "gnetc100-randomseeds")
 
 
 def test_the_page_is_up_to_date(tmp_path: Path):
@@ -25,3 +26,11 @@ def test_pages_of_our_own_experiments_are_up_to_date(name: str, page: str):
     results = ROOT / "results" / "paper"
     made = markdown(section_of(Results.open(results, load_config(name))), alone=True)
     assert (ROOT / "docs" / page).read_text() == made, f"run: tensigma reproduce --table {name} --to docs/{page}"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_RUN])
+def test_no_committed_cell_is_stale(name: str):
+    """A cell counts only while its stamp, a digest of its settings, is what this library computes."""
+    config, folder = load_config(name), ROOT / "results" / "paper"
+    assert state_of(config, folder, ROOT).text == "done"
+    assert len(Results.open(folder, config).cells) == state_of(config, folder).total

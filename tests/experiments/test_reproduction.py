@@ -129,7 +129,7 @@ def test_experiments_share_statistics_solutions_and_accuracies(tmp_path: Path, m
     first = go(digits(), tmp_path)
     for name in ("calibrate", "pack_hits"):
         monkeypatch.setattr(workshop, name, None)
-    monkeypatch.setattr("tensigma.solving.solutions.solve", None)
+    monkeypatch.setattr("tensigma.solving.solution_store.solve", None)
     (second,) = reproduce([digits()], data=None, out=tmp_path / "again", cache=tmp_path / "cache")
     plain = ("top1", "rate", "seconds", "hits")
     for key, cell in first.cells.items():

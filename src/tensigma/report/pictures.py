@@ -12,6 +12,8 @@ from tensigma.report.charts import Tick
 
 #: Size of one small curve, in the units of its SVG.
 WIDTH, HEIGHT = 120, 60
+# The first rank of these limits the output directions, which is what a spectrum counts. That of spatial SVD does not.
+_LIMITS_OUTPUTS = ("svd", "tucker2", "cp", "cp-joint", "deflation", "tensor-train")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +115,9 @@ def _curve(layer: LayerReport, spectrum: dict[str, list[float]]) -> Curve:
     points = " ".join("{},{}".format(*place(*point)) for point in zip(ranks, errors, strict=True))
     rank, error = (layer.ranks or (0,))[0], _own_error(layer)
     # CP may have more terms than there are output directions.
-    outside = rank > full
-    spot = None if not layer.ranks or error is None else place(min(rank, full), error)
+    comparable = bool(layer.ranks) and layer.method in _LIMITS_OUTPUTS
+    outside = comparable and rank > full
+    spot = None if not comparable or error is None else place(min(rank, full), error)
     half = next((rank for rank, error in zip(ranks, errors, strict=True) if error <= 0.1), full)
     label = f"{layer.name}: {half:g} of {full:g} directions leave an error of 0.1 or less"
     if layer.ranks and error is not None:
