@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import functools
 import gc
@@ -15,8 +16,9 @@ import torch
 from torch import nn
 
 import tensigma as ts
-from tensigma.calibration import Calibration, LayerStats, distance, store
+from tensigma.calibration import Calibration, CalibrationProgress, LayerStats, distance, store
 from tensigma.errors import InputError, StoreError
+from tensigma.running import weights_digest
 
 
 @pytest.fixture(params=range(3), ids="seed{}".format)
@@ -270,11 +272,74 @@ class TestArchitecture:
         with pytest.raises(StoreError, match=message):
             stats.check_model(other())
 
-    def test_other_weights_are_welcome(self, model):
-        stats = ts.calibrate(model, [images(2)])
+
+class TestWeights:
+    """Statistics say what reaches a layer with the weights they were gathered with, and with no others."""
+
+    @pytest.fixture
+    def other(self, model) -> nn.Module:
+        other = copy.deepcopy(model)
         with torch.no_grad():
-            model[0].weight.zero_()
+            other[0].weight[0, 0, 0, 0] += 1e-3
+        return other
+
+    def test_others_are_refused_unless_they_are_welcome(self, model, other):
+        stats = ts.calibrate(model, [images(2)])
+        assert stats.weights == weights_digest(model)
         stats.check_model(model)
+        with pytest.raises(StoreError, match=r"other weights.*calibrate again.*check=False"):
+            stats.check_model(other)
+        stats.check_model(other, weights=False)
+
+    def test_the_architecture_is_compared_in_any_case(self, model):
+        stats = ts.calibrate(model, [images(2)])
+        with pytest.raises(StoreError, match="another architecture"):
+            stats.check_model(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1)), weights=False)
+
+    def test_mode_and_memory_format_do_not_matter(self, model):
+        stats = ts.calibrate(model, [images(2)])
+        stats.check_model(copy.deepcopy(model).train().to(memory_format=torch.channels_last))
+
+    def test_a_store_carries_them(self, model, other, tmp_path):
+        ts.calibrate(model, [images(2)]).save(tmp_path / "stats")
+        loaded = Calibration.load(tmp_path / "stats")
+        loaded.check_model(model)
+        with pytest.raises(StoreError, match="other weights"):
+            loaded.check_model(other)
+
+    def test_an_older_store_knows_none_and_passes(self, model, other, tmp_path):
+        ts.calibrate(model, [images(2)]).save(tmp_path / "stats")
+        file = tmp_path / "stats" / "manifest.json"
+        manifest = json.loads(file.read_text())
+        del manifest["weights"]
+        file.write_text(json.dumps(manifest))
+        loaded = Calibration.load(tmp_path / "stats")
+        assert loaded.weights is None
+        loaded.check_model(other)
+
+    def test_two_sets_are_not_merged(self, model, other):
+        first, second = (ts.calibrate(each, [images(2)]) for each in (model, other))
+        with pytest.raises(StoreError, match="two sets of weights"):
+            first.merge(second)
+        assert first.merge(first).weights == first.weights
+        # Where one side does not know its weights, those of the other are taken.
+        unknown = Calibration(dict(second), fingerprint=second.fingerprint)
+        assert first.merge(unknown).weights == unknown.merge(first).weights == first.weights
+
+    def test_an_unfinished_run_goes_on_with_the_same(self, model, other, tmp_path):
+        def interrupt(state: CalibrationProgress) -> None:
+            if state.done == 2:
+                raise KeyboardInterrupt
+
+        settings: dict[str, Any] = {"checkpoint": tmp_path / "run", "checkpoint_every": 1}
+        data = [images(2, seed) for seed in range(4)]
+        with pytest.raises(KeyboardInterrupt):
+            ts.calibrate(model, data, progress=interrupt, **settings)
+        with pytest.raises(StoreError, match="weights"):
+            ts.calibrate(other, data, resume=True, **settings)
+        resumed = ts.calibrate(model, data, resume=True, **settings)
+        assert resumed.weights == weights_digest(model)
+        resumed.check_model(model)
 
 
 class TestDistance:

@@ -124,7 +124,7 @@ def test_progress_and_augmentation_see_every_batch() -> None:
 
     ts.compress(model, plan, stats, data=data, refine=Refine(passes=70, augment=augment), progress=states.append)
     own = [state for state in states if isinstance(state, RefinementProgress)]
-    assert [state.samples for state in own] == [8, 16, 24, 32, 40, 48, 56, 64, 70]
+    assert [state.done for state in own] == [8, 16, 24, 32, 40, 48, 56, 64, 70]
     assert own[-1].remaining == 0
     assert seen == [8] * 8 + [6]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import tensigma as ts
 from support_nets import batches, small_net
 from tensigma.deployment import equalise
-from tensigma.deployment.equalise import _scale_
+from tensigma.deployment.equalisation import _scale_
 from tensigma.errors import InputError
 from tensigma.layers import CPFormat, Format, Geometry, SVDFormat, Tucker2Format, empty_modules
 

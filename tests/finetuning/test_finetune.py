@@ -420,9 +420,9 @@ def test_batches_come_in_many_forms() -> None:
 
 def test_wrong_arguments_are_refused() -> None:
     data = labelled()
-    with pytest.raises(InputError, match=r"generator, which can be gone through once.*DataLoader"):
+    with pytest.raises(InputError, match=r"training reads batches more than once.*generator.*DataLoader"):
         ts.finetune(tiny(), (batch for batch in data))
-    with pytest.raises(InputError, match=r"validation is a generator"):
+    with pytest.raises(InputError, match=r"training reads validation more than once.*generator"):
         ts.finetune(tiny(), data, validation=(batch for batch in data))
     with pytest.raises(InputError, match=r"no labels.*teacher="):
         ts.finetune(tiny(), [x for x, _ in data])
@@ -454,10 +454,14 @@ def test_progress_tells_the_share_of_the_work() -> None:
     ts.finetune(tiny(), labelled(), epochs=4, learning_rates=(0.1, 0.01), patience=1, progress=seen.append)
     done = [each.done for each in seen]
     assert done == sorted(done)
+    assert seen[-1].total is not None
     assert seen[-1].done == seen[-1].total <= 8
     assert seen[0].total == 8
     assert {each.learning_rate for each in seen} == {0.1, 0.01}
-    assert all(each.rate > 0 for each in seen)
+    assert all(each.samples > 0 < each.seconds for each in seen)
+    shares = [each.share for each in seen if each.share is not None]
+    assert len(shares) == len(seen)
+    assert shares[-1] == 1.0
     assert seen[-1].remaining == 0
 
 
