@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 import tensigma as ts
-from tensigma.compression import Report
+from tensigma.compression import PageData, Report
 from tensigma.planning import Plan
 from tensigma.report import Line, Panel, Run, Section, Table, write_results
 
@@ -80,9 +81,9 @@ def files(report: Report, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     folder = tmp_path_factory.mktemp("pages")
     notes = {"model": "zoo:m", "command": COMMAND}
     variants = {
-        "page": Report(**{**vars(report), "notes": notes}),
+        "page": replace(report, notes=notes),
         "python": report,
-        "bare": Report(**{**vars(report), "front": None, "spectra": {}}),
+        "bare": replace(report, page_data=PageData()),
     }
     for name, each in variants.items():
         ts.write_report(each, folder / f"{name}.html")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tensigma as ts
-from tensigma.compression import LayerReport, Report
+from tensigma.compression import LayerReport, PageData, Report
 from tensigma.errors import MissingExtra, StoreError
 from tensigma.evaluation import Certificate, Evaluation, Size, Timing
 from tensigma.report import Run, pictures, render_report, write_report
@@ -184,14 +184,15 @@ def test_the_certificate_is_shown_where_it_holds(report: Report, evaluation: Eva
 
 @pytest.mark.parametrize("front", [None, {"version": 2}])
 def test_a_report_without_a_known_front_says_why(report: Report, front: dict[str, Any] | None):
-    text = render_report(replace(report, front=front))
+    text = render_report(replace(report, page_data=PageData(front=front)))
     assert "There is no slider here" in text
     assert 'id="front"' not in text
 
 
 def test_spectra_are_drawn_within_their_frame(report: Report):
     spectrum = {"rank": [0, 4, 8, 16], "error": [1.0, 0.4, 0.1, 0.0]}
-    drawn = pictures.curves(replace(report, spectra={"conv1": spectrum, "layer<1>.conv": spectrum, "absent": spectrum}))
+    page_data = PageData(spectra={"conv1": spectrum, "layer<1>.conv": spectrum, "absent": spectrum})
+    drawn = pictures.curves(replace(report, page_data=page_data))
     assert [curve.layer.name for curve in drawn] == ["conv1", "layer<1>.conv"]
     for curve in drawn:
         for point in curve.line.split():
@@ -209,7 +210,7 @@ def test_a_rank_beyond_a_spectrum_is_no_dot_at_its_edge(report: Report):
     many = replace(tucker, name="many", method="cp", ranks=(46,))
     full = replace(tucker, name="full", method="cp", ranks=(32,))
     spectra = {name: {"rank": [0, 16, 32], "error": [1.0, 0.4, 0.0]} for name in ("many", "full")}
-    both = replace(report, layers=(many, full), spectra=spectra)
+    both = replace(report, layers=(many, full), page_data=PageData(spectra=spectra))
     beyond, last = pictures.curves(both)
     assert beyond.dot is None
     assert beyond.arrow is not None
@@ -225,8 +226,9 @@ def test_a_rank_beyond_a_spectrum_is_no_dot_at_its_edge(report: Report):
 
 def test_a_lower_bound_is_promised_where_it_holds(report: Report):
     spectra = {"conv1": {"rank": [0, 8], "error": [1.0, 0.0]}}
-    assert "no format can go below" in render_report(replace(report, spectra=spectra))
-    in_sequence = render_report(replace(report, spectra=spectra, notes={"sequential": True}))
+    drawn = replace(report, page_data=PageData(spectra=spectra))
+    assert "no format can go below" in render_report(drawn)
+    in_sequence = render_report(drawn.with_notes(sequential=True))
     assert "no format can go below" not in in_sequence
     assert "fitted in sequence" in in_sequence
 
@@ -250,7 +252,8 @@ def test_columns_keep_to_their_panel(report: Report):
 
 def test_an_evil_front_stays_data(report: Report):
     evil = "</script><script>alert(1)</script>"
-    text = render_report(replace(report, front={"version": 1, "measures": {"params": {}}, "layers": [{"name": evil}]}))
+    front = {"version": 1, "measures": {"params": {}}, "layers": [{"name": evil}]}
+    text = render_report(replace(report, page_data=PageData(front=front)))
     assert "</script><script>alert" not in text
     Elements(text)
 
