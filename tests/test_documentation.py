@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import itertools
 import re
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +19,14 @@ import typer
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from cases import GEOMETRIES, KERNELS
+from layers.format_table import FormatRow
+from linalg import problems, test_linalg_laws
 from support_cli import MODEL
 from support_nets import batches, small_net
 from tensigma.cli.app import app
+from tensigma.layers import FORMATS, Compressed, Geometry, recognise, temporary_formats, to_layer, to_modules
+from tensigma.solving import METHODS, methods
 from tensigma.zoo import load_model
 
 ROOT = Path(__file__).parent.parent
@@ -61,9 +70,25 @@ def test_python_blocks_run(block: str, tmp_path: Path, monkeypatch: pytest.Monke
     )
 
 
+@contextmanager
+def restored_modules_and_methods(folder: Path) -> Iterator[None]:
+    """Forget, at the end, every module from ``folder`` and every method and format that was registered."""
+    modules, names = set(sys.modules), set(METHODS)
+    try:
+        with temporary_formats():
+            yield
+    finally:
+        for module in set(sys.modules) - modules:
+            if str(folder) in str(getattr(sys.modules[module], "__file__", None)):
+                del sys.modules[module]
+        for name in set(METHODS) - names:
+            del methods._METHODS[name]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STORIES)
 def test_stories_can_be_followed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(METHODS), set(FORMATS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     # What the demonstration leaves behind.
@@ -71,8 +96,8 @@ def test_stories_can_be_followed(name: str, tmp_path: Path, monkeypatch: pytest.
     with torch.random.fork_rng():
         torch.manual_seed(0)
         save_file(load_model(MODEL).state_dict(), tmp_path / "demo-output" / "digits-cnn-0.safetensors")
-    before, session = set(sys.modules), {"__name__": "story"}
-    try:
+    session = {"__name__": "story"}
+    with restored_modules_and_methods(tmp_path):
         for language, file, text in blocks_of(ROOT / "docs" / name):
             # The same with a narrower network, which takes a tenth of the time.
             small = text.replace("zoo:digits-cnn", MODEL)
@@ -84,10 +109,62 @@ def test_stories_can_be_followed(name: str, tmp_path: Path, monkeypatch: pytest.
                 for arguments in commands_in("" if "torchrun" in text else small):
                     result = CliRunner().invoke(app, arguments)
                     assert result.exit_code == 0, f"{arguments}\n{result.output}"
-    finally:
-        for module in set(sys.modules) - before:
-            if getattr(sys.modules[module], "__file__", None) and str(tmp_path) in str(sys.modules[module].__file__):
-                del sys.modules[module]
+        if name == "adding-a-decomposition.md":
+            assert (set(METHODS) - before[0], set(FORMATS) - before[1]) == ({"separable"}, {"separable"})
+    assert (set(METHODS), set(FORMATS)) == before
+
+
+@pytest.fixture
+def separable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The two files of the page on adding a decomposition, as modules."""
+    monkeypatch.syspath_prepend(tmp_path)
+    files = {file: text for _, file, text in blocks_of(ROOT / "docs" / "adding-a-decomposition.md") if file}
+    for file, text in files.items():
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    with restored_modules_and_methods(tmp_path):
+        yield [importlib.import_module(file.removesuffix(".py")) for file in files]
+
+
+#: A kernel of rank 1 is a matrix of rank 1 in every built-in format, but not in that of the page.
+_LAWS = [law for name, law in vars(test_linalg_laws).items() if name.startswith("test_") and name != "test_rank_one"]
+
+
+@pytest.mark.parametrize("law", _LAWS, ids=lambda law: law.__name__)
+def test_the_added_decomposition_obeys_the_laws(law: Any, separable: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    solver, usual = separable[0].Separable, problems.ranks_for
+
+    def ranks_for(shape: tuple[int, ...], share: float) -> dict[str, Any]:
+        return {**usual(shape, share), "separable": max(1, int(share * solver.max_ranks(shape)[0]))}
+
+    monkeypatch.setattr(problems, "ranks_for", ranks_for)
+    every = {"dtype": (torch.float32, torch.float64), "seed": (0,), "shape": [case.values[0] for case in KERNELS]}
+    names = [name for name in inspect.signature(law).parameters if name != "solver"]
+    for values in itertools.product(*(every[name] for name in names)):
+        law(lambda ranks: solver(ranks["separable"]), **dict(zip(names, values, strict=True)))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+@pytest.mark.parametrize("case", GEOMETRIES)
+def test_the_added_format_carries_what_it_says(case: Any, separable: Any) -> None:
+    solving, layers = separable
+    row = FormatRow(
+        "separable",
+        layers.SeparableFormat(2),
+        lambda draw, t, s, taps: solving.SeparableFactors(draw(s, 2, *taps), draw(t, s, 2)),
+        accepts=lambda geometry: geometry.kind == "conv" and geometry.groups == 1,
+    )
+    layer = case.layer()
+    geometry = Geometry.of(layer)
+    assert (row.format.why_not(geometry) is None) == row.accepts(geometry)
+    if row.accepts(geometry):
+        methods.register_format(layers.SeparableFormat)
+        (factors,) = row.factors(geometry)
+        small = to_modules(factors, geometry, layer.bias)
+        dense = to_layer(factors.to_dense()[None], geometry, layer.bias)
+        torch.testing.assert_close(small(case.inputs()), dense(case.inputs()), rtol=1e-10, atol=1e-10)
+        assert recognise(small) == Compressed(row.format, geometry)
+        n_params = sum(weight.numel() for weight in small.parameters())
+        assert n_params == factors.n_params + geometry.bias * geometry.out_channels
 
 
 def _manuals(command: Any, name: str) -> Iterator[tuple[str, str]]:
