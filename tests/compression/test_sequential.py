@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from typing import Any
 
 import pytest
@@ -12,11 +14,12 @@ import tensigma as ts
 from cases import CONVOLUTIONS, LayerCase
 from reference_calibration import naive_rows
 from support_nets import batches, small_net
-from tensigma.compression.sequential import _inputs, _Pair, fit_in_sequence, ridge_share, target_layer
+from tensigma.compression import sequential
+from tensigma.compression.sequential import fit_in_sequence, pair_moments, ridge_share, target_layer
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, kernels_of
-from tensigma.planning import Entry
-from tensigma.solving import method_of, norm_of
+from tensigma.running import Batches, OutOfOrder, silent
+from tensigma.solving import Solutions, Treatment, method_of, norm_of
 
 
 def disturbed(x: Tensor, seed: int) -> Tensor:
@@ -25,15 +28,12 @@ def disturbed(x: Tensor, seed: int) -> Tensor:
     return 0.8 * x + 0.1 * noise + 0.3
 
 
-class Disturbed(nn.Module):
-    """A prefix that is exact in one network and off in another."""
-
-    def __init__(self, layer: nn.Module, seed: int | None) -> None:
-        super().__init__()
-        self.layer, self.seed = layer, seed
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x if self.seed is None else disturbed(x, self.seed))
+def without_bias(layer: nn.Module, x: Tensor) -> Tensor:
+    """What a layer computes but for its bias."""
+    plain = copy.deepcopy(layer)
+    if isinstance(plain.bias, Tensor):
+        nn.init.zeros_(plain.bias)
+    return plain(x)
 
 
 def naive_target(layer: nn.Module, x: Tensor, off: Tensor, centred: bool) -> tuple[list[Tensor], Tensor]:
@@ -70,12 +70,15 @@ LINEAR = [
 @pytest.mark.parametrize("case", [*CONVOLUTIONS, *LINEAR])
 def test_the_target_is_the_ridge_regression_on_unfolded_rows(case: LayerCase, norm: str) -> None:
     layer, x = case.layer(), case.inputs(5)
-    pair = _Pair(Disturbed(layer, None), Disturbed(layer, 3), "layer", 1)
+    geometry, svd, off = Geometry.of(layer), method_of("svd"), disturbed(x, 3)
+    treatment = Treatment(geometry=geometry, method=svd, norm=norm_of(norm), format=svd.format((1,)))
     with torch.no_grad():
-        stats, cross, output = pair.moments([x])
-        entry = Entry(name="layer", geometry=Geometry.of(layer), method=method_of("svd"), norm=norm_of(norm))
-        target = target_layer(entry, layer, stats, cross, output)
-        kernels, bias = naive_target(layer, x, disturbed(x, 3), centred=norm == "centred")
+        # In two parts, as batches come.
+        met = [([off[part]], [without_bias(layer, x[part])], len(x[part])) for part in (slice(2), slice(2, None))]
+        stats, cross, output = pair_moments("layer", layer, met)
+        target = target_layer(treatment, layer, stats, cross, output)
+        kernels, bias = naive_target(layer, x, off, centred=norm == "centred")
+    assert stats.samples == len(x)
     for found, expected in zip(kernels_of(target), kernels, strict=True):
         torch.testing.assert_close(found.flatten(1), expected, rtol=1e-6, atol=1e-8)
     if norm == "centred":
@@ -134,6 +137,10 @@ def test_the_first_layer_is_fitted_as_ever_and_errors_are_those_of_what_the_laye
     assert joined["4"].error != pytest.approx(alone["4"].error, rel=1e-3)
 
 
+def layer_by_layer(model: nn.Module, plan: ts.Plan) -> sequential._LayerByLayer:
+    return sequential._LayerByLayer(model, plan, None, Solutions(), silent)
+
+
 class Twice(nn.Module):
     """One layer called twice, and defined after the one that runs behind it."""
 
@@ -152,12 +159,12 @@ def test_layers_go_in_the_order_of_calls_and_count_all_of_them() -> None:
     stats = ts.calibrate(model, data)
     plan = ts.plan(model, stats, ranks=ts.Ranks({"*": 3}), skip=(), saving="none")
     seen: list[Any] = []
-    solved = fit_in_sequence(model, plan, data, report=seen.append)
+    solved = fit_in_sequence(model, plan, Batches(data), report=seen.append)
     assert [state.layer for state in seen] == ["often", "last"]
     assert [state.done for state in seen] == [1, 2]
     assert list(solved) == ["last", "often"]
-    pair = _Pair(model, model, "often", 2)
-    found, _, _ = pair.moments(data)
+    with torch.no_grad():
+        found, _, _ = pair_moments("often", model.often, layer_by_layer(model, plan)._met("often", 2, Batches(data)))
     assert found.count == stats["often"].count == 160
     torch.testing.assert_close(found.covariance, stats["often"].covariance, rtol=1e-4, atol=1e-5)
 
@@ -172,8 +179,9 @@ def test_data_is_cut_where_asked_and_automatic_fitting_needs_none_to_be_given() 
     assert once.notes["sequential"] is False
     _, joined = ts.compress(model, plan, stats, data=data)
     assert joined.notes["sequential"] is True
-    pair = _Pair(model, model, "2", 1)
-    assert pair.moments(_inputs(data, model, 11, None))[0].samples == 11
+    met = layer_by_layer(model, plan)._met("2", 1, Batches(data, max_samples=11))
+    with torch.no_grad():
+        assert pair_moments("2", model[2], met)[0].samples == 11
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -282,7 +290,7 @@ def test_layers_that_only_some_batches_call_are_fitted_to_their_statistics() -> 
     for key, value in alone.get_submodule("rare").state_dict().items():
         torch.testing.assert_close(own[key], value)
     with pytest.raises(InputError, match="rare: not every batch calls this layer"):
-        fit_in_sequence(model, plan, data)
+        fit_in_sequence(model, plan, Batches(data))
 
 
 def test_half_precision_and_inference_tensors() -> None:
@@ -294,3 +302,87 @@ def test_half_precision_and_inference_tensors() -> None:
     assert {parameter.dtype for parameter in small.parameters()} == {torch.float16}
     wanted, given = model(data[0].clone()).float(), small(data[0].clone()).float()
     assert (wanted - given).norm() < 0.5 * (wanted - wanted.mean()).norm()
+
+
+def fitted(model: nn.Module, plan: ts.Plan, stats: ts.Calibration, data: list[Tensor], **options: Any) -> list[Tensor]:
+    """The weights of all solutions, layer after layer."""
+    solved = fit_in_sequence(model, plan, Batches(data), stats=stats, **options)
+    return [tensor for solution, _ in solved.values() for tensor in solution.tensors().values()]
+
+
+@pytest.mark.parametrize("norm", ["centred", "sigma"])
+def test_one_pass_gives_what_a_pass_for_every_layer_gives(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = small_net().double(), [x.double() for x in batches()]
+    stats = ts.calibrate(model, data)
+    plan = ts.plan(model, stats, ranks=ts.Ranks({"*": 3}), norm=norm, skip=(), saving="none", method="svd")
+    once = fitted(model, plan, stats, data)
+
+    def refuse(self: Any, batches: Batches) -> None:
+        raise OutOfOrder("no")
+
+    monkeypatch.setattr(sequential._InOnePass, "fit", refuse)
+    for found, expected in zip(once, fitted(model, plan, stats, data), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_each_network_runs_over_the_data_once() -> None:
+    model, data = chain(0), batches(5)
+    stats = ts.calibrate(model, data)
+    plan = ts.plan(model, stats, ranks=ts.Ranks({"2": 3, "4": 3}), method="svd", saving="none")
+    runs: list[int] = []
+    model[0].register_forward_hook(lambda module, args, output: runs.append(len(args[0])))
+    fitted(model, plan, stats, data)
+    # Of each network every batch, and the first twice more: to see in which order it calls the layers, and what memory
+    # that takes.
+    assert runs.count(8) == len(runs) == 2 * len(data) + 2
+
+
+def test_memory_limits_the_samples() -> None:
+    model, data = chain(0), batches(5)
+    stats = ts.calibrate(model, data)
+    plan = ts.plan(model, stats, ranks=ts.Ranks({"2": 3, "4": 3}), method="svd", saving="none")
+    # The maps at the second layer: 16 channels of 10 × 10 single-precision numbers, in both networks.
+    per_batch = 2 * 8 * 16 * 10 * 10 * 4
+    for memory, used in ((1, 1), (3 * per_batch, 3), (10 * per_batch, 5)):
+        limited = fitted(model, plan, stats, data, memory=memory)
+        for found, expected in zip(limited, fitted(model, plan, stats, data[:used]), strict=True):
+            assert torch.equal(found, expected)
+
+
+class Either(nn.Module):
+    """Two layers in one order or in the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(12, 12), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = (self.one, self.other) if x.mean() < 1 else (self.other, self.one)
+        for layer in order:
+            x = torch.relu(layer(x))
+        return x
+
+
+def test_where_batches_differ_in_the_order_of_calls_every_layer_has_its_own_pass() -> None:
+    torch.manual_seed(0)
+    model, data = Either(), [torch.randn(40, 12), torch.randn(40, 12) + 3]
+    stats = ts.calibrate(model, data)
+    plan = ts.plan(model, stats, ranks=ts.Ranks({"*": 3}), skip=(), saving="none", method="svd")
+    small, report = ts.compress(model, plan, stats, data=data, sequential=True)
+    assert report.notes["sequential"] is True
+    expected = layer_by_layer(model, plan)
+    with torch.no_grad():
+        expected.fit(Batches(data))
+    for key, value in expected.small.state_dict().items():
+        torch.testing.assert_close(small.state_dict()[key], value)
+
+
+def test_an_error_inside_leaves_the_model_as_it_was() -> None:
+    model, data = chain(0), [*batches(2), torch.zeros(4, 5, 10, 10)]
+    stats = ts.calibrate(model, data[:2])
+    plan = ts.plan(model, stats, ranks=ts.Ranks({"2": 3, "4": 3}), method="svd", saving="none")
+    with pytest.raises(InputError, match="rejected batch 2"):
+        fitted(model, plan, stats, data)
+    assert not any("forward" in vars(layer) for layer in model)
+    assert not any(thread.name == "tensigma-pass" for thread in threading.enumerate())
+    assert model.training
