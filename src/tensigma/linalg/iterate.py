@@ -40,7 +40,8 @@ def iterate(
         if successor is None or not successor.loss <= state.loss:
             return best, tuple(errors), True
         state = successor
-        best = min(state, best, key=lambda visited: (visited.error, visited.loss))
+        if (state.error, state.loss) <= (best.error, best.loss):  # false where the error is NaN
+            best = state
         errors.append(best.error)
         roots.append(math.sqrt(state.loss))
         if len(roots) > _PATIENCE and roots[-1 - _PATIENCE] - roots[-1] <= _PATIENCE * tol * roots[-1]:

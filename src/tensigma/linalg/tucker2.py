@@ -182,7 +182,7 @@ def errors_of_leading(parts: Tensor, counts: Sequence[int], total: float) -> Ten
         explained = explained + block.T @ block
         done = count
         energies = torch.linalg.eigvalsh(explained).flip(0).clamp_min(0)
-        rows.append(share_lost(energies, torch.tensor(total).to(energies)))
+        rows.append(share_lost(energies, energies.new_tensor(total)))
     return torch.stack(rows)
 
 

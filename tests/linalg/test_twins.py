@@ -14,7 +14,6 @@ from tensigma.linalg import CP, SVD, CPFactors, Metric, Tucker2, Tucker2Factors,
 
 SHAPES = [(10, 8, 3, 3), (16, 6, 3, 3), (6, 14, 2, 3), (9, 7, 4)]
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
-seeds = pytest.mark.parametrize("seed", range(4))
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +31,6 @@ def as_tensors(factors):
     return [torch.from_numpy(factor) for factor in factors]
 
 
-@seeds
 def test_explicit_and_matrix_free_blocks_agree(seed):
     """The twin of the twin: pseudo-inverses of P and MINRES on PᵀP."""
     weight, sigma = problem((5, 4, 2, 2), seed)
@@ -47,7 +45,6 @@ def test_explicit_and_matrix_free_blocks_agree(seed):
 
 @pytest.mark.slow
 @shapes
-@seeds
 @pytest.mark.parametrize("solver", ["varpro", "als"])
 def test_tucker2_ends_no_higher_than_the_paper(shape, seed, solver):
     weight, sigma = problem(shape, seed)
@@ -62,7 +59,6 @@ def test_tucker2_ends_no_higher_than_the_paper(shape, seed, solver):
 
 @pytest.mark.slow
 @shapes
-@seeds
 @pytest.mark.parametrize("solver", ["varpro", "als"])
 def test_cp_ends_no_higher_than_the_paper(shape, seed, solver):
     weight, sigma = problem(shape, seed)
@@ -77,7 +73,6 @@ def test_cp_ends_no_higher_than_the_paper(shape, seed, solver):
 
 
 @shapes
-@seeds
 def test_svd_is_the_truncated_svd_of_the_weighted_matrix(shape, seed):
     weight, sigma = problem(shape, seed)
     matrix = weight.flatten(1)
@@ -89,7 +84,6 @@ def test_svd_is_the_truncated_svd_of_the_weighted_matrix(shape, seed):
 
 
 @shapes
-@seeds
 def test_svd_under_the_identity_is_the_plain_svd(shape, seed):
     weight, _ = problem(shape, seed)
     matrix = weight.flatten(1)
@@ -99,7 +93,6 @@ def test_svd_under_the_identity_is_the_plain_svd(shape, seed):
 
 
 @shapes
-@seeds
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_tucker2_under_the_identity_is_no_worse_than_tensorly(shape, seed, dtype):
     weight = problems.kernel(shape, seed, dtype)
@@ -129,7 +122,6 @@ def test_cp_under_the_identity_is_within_one_per_cent_of_tensorly(shape):
     assert ours <= theirs * 1.01
 
 
-@seeds
 def test_joint_cp_beats_separate_spatial_factors(seed):
     """One spatial factor contains the products of two, so from enough starts its best error is lower."""
     weight, sigma = problem((10, 8, 3, 3), seed)
@@ -139,7 +131,6 @@ def test_joint_cp_beats_separate_spatial_factors(seed):
     )
 
 
-@seeds
 def test_weighted_tucker2_matches_exact_sweeps(seed):
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(6, 5, 2, 2, generator=generator, dtype=torch.float64)
@@ -155,7 +146,6 @@ def test_weighted_tucker2_matches_exact_sweeps(seed):
     assert fit.error <= naive * 1.01
 
 
-@seeds
 def test_output_weights_are_a_scaling_of_the_rows(seed):
     """AG-LRA in closed form: weights per output channel are a classical problem on scaled rows."""
     generator = torch.Generator().manual_seed(seed)
@@ -168,7 +158,6 @@ def test_output_weights_are_a_scaling_of_the_rows(seed):
     )
 
 
-@seeds
 def test_equal_weights_are_the_classical_problem(seed):
     weight = problems.kernel((8, 6, 3, 3), seed)
     classical = Tucker2(4, 3).fit(weight, Metric.identity(54)).error
