@@ -14,6 +14,9 @@ from torch import Tensor
 import cases
 from tensigma.linalg import CP, SVD, CPJoint, Deflation, Metric, Solver, SpatialSVD, TensorTrain, Tucker2, max_rank
 
+#: Kernels that solvers must master, with the names of the cases.
+KERNELS: list[tuple[Any, Any]] = [(param.values[0], param.id) for param in cases.KERNELS]
+
 
 @dataclass(frozen=True)
 class SolverCase:
@@ -56,11 +59,10 @@ SOLVERS = {
 
 def solvers_and_kernels(*, taken: bool = True) -> list[Any]:
     """Every solver with every kernel that it takes; or, with ``taken=False``, with every one that it refuses."""
-    kernels: list[tuple[Any, Any]] = [(param.values[0], param.id) for param in cases.KERNELS]
     return [
         pytest.param(case, shape, id=f"{name}-{label}")
         for name, case in SOLVERS.items()
-        for shape, label in kernels
+        for shape, label in KERNELS
         if case.takes(shape) == taken
     ]
 

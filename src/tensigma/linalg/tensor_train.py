@@ -145,15 +145,21 @@ class TensorTrain(Solver):
         problem = Problem(kernel, metric)
         ranks_out, ranks_mid, ranks_in = (rank_grid(n, _CURVE_RANKS) for n in cls.max_ranks(kernel.shape))
         directions = input_basis(problem, problem.n_out, data=True)
-        curve: list[tuple[RankTuple, float]] = []
+        curve: dict[RankTuple, float] = {}
+        lowest: dict[tuple[int, int], float] = {}
         for rank_in in ranks_in:
-            lean = [(mid, [out for out in ranks_out if _is_lean(kernel.shape, out, mid, rank_in)]) for mid in ranks_mid]
-            filled = {mid: outs for mid, outs in lean if outs}
+            chains = [
+                (mid, [out for out in ranks_out if _is_lean(kernel.shape, out, mid, rank_in)]) for mid in ranks_mid
+            ]
+            lean = {mid: outs for mid, outs in chains if outs}
             behind = nested_regression(_reduced_problem(problem, directions[:, :rank_in].contiguous(), problem.n_out))
-            rows = errors_of_leading(behind, list(filled), problem.damped_norm2).tolist()
-            for (mid, outs), row in zip(filled.items(), rows, strict=True):
-                curve += [((out, mid, rank_in), row[out - 1]) for out in outs]
-        return curve
+            rows = errors_of_leading(behind, list(lean), problem.damped_norm2).tolist()
+            for (mid, outs), row in zip(lean.items(), rows, strict=True):
+                for out in outs:
+                    # A chain contains those with a smaller input rank, even where its own start is worse.
+                    lowest[mid, out] = min(row[out - 1], lowest.get((mid, out), 1.0))
+                    curve[out, mid, rank_in] = lowest[mid, out]
+        return list(curve.items())
 
     def fit(self, weight: Tensor, metric: Metric) -> Fit[TensorTrainFactors]:
         kernel = check_kernel(weight, metric)

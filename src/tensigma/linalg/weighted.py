@@ -67,7 +67,7 @@ class WeightedTucker2:
         weights = _check_importance(importance, kernel)
         classical = Tucker2(self.rank_out, self.rank_in, max_sweeps=self.max_sweeps, tol=self.tol)
         start = classical.fit(kernel, Metric.identity(kernel[0].numel())).factors
-        sweeps = _Sweeps(kernel, weights)
+        sweeps = Sweeps(kernel, weights)
         state, errors, converged = iterate(sweeps.sweep, sweeps.at(start), max_sweeps=self.max_sweeps, tol=self.tol)
         return Fit(_orthonormal(state.factors), errors, converged)
 
@@ -95,7 +95,9 @@ class _State:
     error: float
 
 
-class _Sweeps:
+class Sweeps:
+    """Alternating least squares on one kernel K under the squared weights H²."""
+
     def __init__(self, kernel: Tensor, weights: Tensor) -> None:
         self.kernel, self.weights = kernel, weights
         self.norm2 = (weights.double() * kernel.double().square()).sum().item()
