@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 import cases
 from tensigma.linalg import CP, SVD, CPJoint, Deflation, Metric, Solver, SpatialSVD, TensorTrain, Tucker2, max_rank
@@ -99,6 +100,18 @@ def gram(size: int, seed: int, *, rows: int | None = None, dtype: torch.dtype = 
     count = 4 * size if rows is None else rows
     inputs = torch.randn(count, size, generator=generator, dtype=torch.float64) @ mixing.T
     return (inputs.T @ inputs / count).to(dtype)
+
+
+def image_gram(channels: int, taps: tuple[int, int], seed: int) -> Tensor:
+    """Σ of patches of smooth images with correlated channels: structured over channels and taps, as real ones are."""
+    generator = torch.Generator().manual_seed(2000 + seed)
+    noise = torch.randn(20, channels, 24, 24, generator=generator, dtype=torch.float64)
+    smooth = functional.avg_pool2d(noise, 3, stride=1) + 0.3 * noise[:, :, 1:-1, 1:-1]
+    mixing = torch.randn(channels, channels, generator=generator, dtype=torch.float64)
+    mixing *= torch.arange(1.0, channels + 1, dtype=torch.float64).pow(-0.7)
+    images = torch.einsum("cd,ndhw->nchw", mixing, smooth).relu()
+    rows = functional.unfold(images, taps).transpose(0, 1).flatten(1)
+    return rows @ rows.T / rows.shape[1]
 
 
 def metric(size: int, seed: int, **options: Any) -> Metric:

@@ -53,11 +53,12 @@ def test_joint_is_a_variant_and_no_option():
 
 @solvers
 def test_ranks_of_every_rule_can_be_fitted(solver, seed):
-    weight, metric = problems.kernel(SHAPE, seed), problems.metric(90, seed)
-    largest = solver.max_ranks(SHAPE)
+    shape = (6, 5, 3, 2)
+    weight, metric = problems.kernel(shape, seed), problems.metric(30, seed)
+    largest = solver.max_ranks(shape)
     spectra = Spectra.of([(weight, metric)], inputs=solver.reads_inputs)
     chosen = [solver.vbmf_ranks(weight, alpha) for alpha in (0.0, 0.5, 1.0, 1.5)]
-    chosen += [solver.energy_ranks(spectra, tail, SHAPE) for tail in (0.9, 0.3, 0.01)]
+    chosen += [solver.energy_ranks(spectra, tail, shape) for tail in (0.9, 0.3, 0.01)]
     for ranks in chosen:
         assert all(1 <= rank <= most for rank, most in zip(ranks, largest, strict=True))
         assert solver(*ranks).fit(weight, metric).error <= 1
@@ -106,16 +107,15 @@ def test_curves_of_zero_weights_lose_nothing(solver):
     assert all(error < 1e-9 for _, error in solver.errors(torch.zeros(SHAPE), problems.metric(90, 0)))
 
 
-@pytest.mark.parametrize("solver", [SpatialSVD, TensorTrain])
+@pytest.mark.parametrize("solver", [Tucker2, SpatialSVD, TensorTrain])
 @pytest.mark.parametrize("identity", [False, True], ids=["gram", "identity"])
 def test_curves_are_a_little_above_where_the_solver_ends(solver, identity, seed):
     weight = problems.kernel(SHAPE, seed)
-    metric = Metric.identity(90) if identity else problems.metric(90, seed)
+    metric = Metric.identity(90) if identity else Metric.from_gram(problems.image_gram(10, (3, 3), seed))
     curve = solver.errors(weight, metric)
-    for ranks, error in curve[:: max(1, len(curve) // 12)]:
+    for ranks, error in curve[:: max(1, len(curve) // 8)]:
         end, expected = solver(*ranks).fit(weight, metric).error, error**0.5
-        # Grams of these problems have no structure over channels and taps: on real layers curves are nearer.
-        assert 0.4 * expected - 1e-3 <= end <= 1.02 * expected + 1e-6
+        assert 0.8 * expected - 1e-3 <= end <= 1.02 * expected + 1e-6
 
 
 @pytest.mark.parametrize("shape", [(12, 10, 3, 3), (24, 4, 3, 3), (4, 24, 3, 3), (12, 10, 1, 5), (6, 9, 2, 4)], ids=str)

@@ -192,16 +192,16 @@ class TensorTrain(Solver):
     def _starts(self, kernel: Tensor, metric: Metric) -> list[tuple[Tensor, Tensor]]:
         """Pairs (A, B) to start from."""
         if isinstance(self.init, TensorTrainFactors):
-            given = self.init
+            start = self.init
             wanted = (tuple(kernel.shape), self.rank_mid, self.rank_in)
-            if (given.shape, given.rank_mid, given.rank_in) != wanted:
+            if (start.shape, start.rank_mid, start.rank_in) != wanted:
                 raise InputError(
-                    f"starting factors are for a kernel {given.shape} with rank_mid={given.rank_mid}, "
-                    f"rank_in={given.rank_in}, the fit is for {wanted[0]} with rank_mid={wanted[1]}, "
+                    f"starting factors are for a kernel {start.shape} with rank_mid={start.rank_mid}, "
+                    f"rank_in={start.rank_in}, the fit is for {wanted[0]} with rank_mid={wanted[1]}, "
                     f"rank_in={wanted[2]}"
                 )
-            vertical = given.vertical.permute(1, 2, 0).flatten(1)  # (r_in, h·r_mid)
-            return [(given.in_basis.to(kernel), vertical.to(kernel))]
+            vertical = start.vertical.permute(1, 2, 0).flatten(1)  # (r_in, h·r_mid)
+            return [(start.in_basis.to(kernel), vertical.to(kernel))]
         both = self.init == "auto" and kernel[0].numel() <= _SMALL
         kinds = [True, False] if both else [self.init != "hosvd"]
         problem = Problem(kernel, metric)

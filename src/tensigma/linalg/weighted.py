@@ -2,7 +2,7 @@
 kernel, H (t, s, k) weights, K̃ = U G Xᵀ with U (t, a), G (a, b, k), X (s, b).
 
 FW-LRA takes H = √F from Fisher information, AG-LRA takes the mean absolute activation of each output channel. Both
-minimise ‖H ∘ (K − K̃)‖, which no metric over inputs can express; each factor in turn is a weighted least squares.
+minimise ‖H ∘ (K − K̃)‖, which no metric over inputs can express; each factor is a weighted least-squares problem.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _check_importance(importance: Tensor, kernel: Tensor) -> Tensor:
         raise InputError("importance is finite and never negative")
     weights = importance.to(kernel).square()
     mean = weights.mean()
-    # Entries of no importance are free; a trace of weight decides what they become. Scale changes nothing.
+    # Entries of no importance are free; a trace of weight makes them unique. Scale changes nothing.
     return weights / mean + 1e-6 if mean > 0 else torch.ones_like(kernel)
 
 
