@@ -127,6 +127,61 @@ def tucker2_als_sigma(kernel: Array, sigma: Array, start: Sequence[Array], sweep
     return (outs, core, ins), errors
 
 
+#: Decompositions of a kernel (t, s, h, w) as einsum equations over their factors.
+SPATIAL_SVD = "rsh,trw->tshw"
+TENSOR_TRAIN = "ta,amw,mbh,sb->tshw"
+
+
+def multilinear_als_sigma(kernel: Array, sigma: Array, equation: str, start: Sequence[Array], sweeps: int, how: Solve):
+    """Any decomposition that is linear in each factor, one factor in turn. Returns factors and errors by sweep."""
+    inputs, output = equation.split("->")
+    letters = inputs.split(",")
+    root = psd_root(sigma)
+    target = kernel.reshape(len(kernel), -1) @ root
+    factors = [np.array(factor) for factor in start]
+    errors = [naive_error(kernel, np.einsum(equation, *factors, optimize=True), sigma)]
+    for _ in range(sweeps):
+        for index in reversed(range(len(factors))):
+            others = [factor for other, factor in enumerate(factors) if other != index]
+            names = [name for other, name in enumerate(letters) if other != index]
+
+            def forward(u: Array, index: int = index) -> Array:
+                trial = [*factors[:index], u, *factors[index + 1 :]]
+                return np.einsum(equation, *trial, optimize=True).reshape(len(kernel), -1) @ root
+
+            def adjoint(y: Array, index: int = index, others: list[Array] = others, names: list[str] = names) -> Array:
+                dense = (y @ root.T).reshape(kernel.shape)
+                return np.einsum(",".join([output, *names]) + "->" + letters[index], dense, *others, optimize=True)
+
+            factors[index] = solve_block(forward, adjoint, factors[index], target, how)
+        errors.append(naive_error(kernel, np.einsum(equation, *factors, optimize=True), sigma))
+    return factors, errors
+
+
+def spatial_svd(kernel: Array, rank: int) -> tuple[Array, Array]:
+    """Truncated SVD of the kernel unfolded to (s·h, t·w), as (vertical, horizontal)."""
+    t, s, h, w = kernel.shape
+    left, values, right = np.linalg.svd(kernel.transpose(1, 2, 0, 3).reshape(s * h, t * w), full_matrices=False)
+    vertical = left[:, :rank].T.reshape(rank, s, h)
+    horizontal = (values[:rank, None] * right[:rank]).reshape(rank, t, w).transpose(1, 0, 2)
+    return vertical, horizontal
+
+
+def tt_svd(kernel: Array, rank_out: int, rank_mid: int, rank_in: int) -> tuple[Array, Array, Array, Array]:
+    """TT-SVD in the order input, rows, columns, output, as (out_basis, horizontal, vertical, in_basis)."""
+    s, h, w = kernel.shape[1:]
+    rest = kernel.transpose(1, 2, 3, 0).reshape(1, -1)
+    factors = []
+    for size, rank in ((s, rank_in), (h, rank_mid), (w, rank_out)):
+        left, values, right = np.linalg.svd(rest.reshape(len(rest) * size, -1), full_matrices=False)
+        factors.append(left[:, :rank])
+        rest = values[:rank, None] * right[:rank]
+    in_basis, vertical, horizontal = factors
+    by_row = vertical.reshape(rank_in, h, rank_mid).transpose(2, 0, 1)
+    by_column = horizontal.reshape(rank_mid, w, rank_out).transpose(2, 0, 1)
+    return rest.T, by_column, by_row, in_basis
+
+
 def svd_sigma(matrix: Array, sigma: Array, rank: int) -> Array:
     """Truncated SVD of M Σ^½, taken back by the pseudo-inverse of the root; for a regular Σ."""
     root = psd_root(sigma)

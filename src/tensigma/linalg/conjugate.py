@@ -22,8 +22,8 @@ def conjugate_gradient(
     """
     solution = start.clone()
     residual = target - normal(solution)
-    direction = rotated = precondition(residual)
-    energy = _dot(residual, rotated)
+    direction = preconditioned = precondition(residual)
+    energy = _dot(residual, preconditioned)
     for _ in range(steps):
         image = normal(direction)
         curvature = _dot(direction, image)
@@ -32,9 +32,9 @@ def conjugate_gradient(
         length = energy / curvature
         solution = solution + length * direction
         residual = residual - length * image
-        rotated = precondition(residual)
-        energy, previous = _dot(residual, rotated), energy
-        direction = rotated + (energy / previous) * direction
+        preconditioned = precondition(residual)
+        energy, previous = _dot(residual, preconditioned), energy
+        direction = preconditioned + (energy / previous) * direction
     return solution
 
 

@@ -1,8 +1,8 @@
 """CP under a metric. Notation: M (t, d) kernel, S (d, d) damped gram, T (t, r) output factor, V the factors of all
 other modes, P (k, r) the Khatri-Rao product of the spatial ones, B = P ⊙ U_s (d, r), E = M − T Bᵀ the residual.
 
-Given V, the best T is a linear regression, so all that is searched is V. One product S B gives the loss and the
-gradients of every mode.
+Given V, the best T is a linear regression: only V is searched. One product S B gives the loss and the gradient of
+every mode.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tensigma.linalg.vbmf import alpha_rank, vbmf_rank
 # Inner steps for each mode in one ALS sweep.
 _CG_STEPS = 3
 # Ridges of the preconditioners, relative to each diagonal entry, so that the scale of a column does not matter. Terms
-# of a CP are nearly collinear; less than this trusts directions that the Kronecker model does not know.
+# of a CP are nearly collinear; a smaller ridge trusts directions that the Kronecker model gets wrong.
 _RIDGE = 0.1
 # How many ranks the error curve has. More change no choice by more than its rounding.
 _CURVE_RANKS = 48
@@ -93,8 +93,8 @@ class CPFactors:
         log_lengths = lengths.clamp_min(torch.finfo(lengths.dtype).tiny).log()
         common = log_lengths.mean(0)
         out_factor, in_factor, *spatial = (
-            factor * torch.where(alive, (common - own).exp(), torch.zeros_like(own))
-            for factor, own in zip(factors, log_lengths, strict=True)
+            factor * torch.where(alive, (common - log_length).exp(), torch.zeros_like(log_length))
+            for factor, log_length in zip(factors, log_lengths, strict=True)
         )
         return CPFactors(out_factor, in_factor, tuple(spatial), self.taps, self.joint)
 
@@ -166,7 +166,7 @@ class CP(Solver):
 
     @classmethod
     def break_even_rank(cls, shape: Sequence[int]) -> int:
-        """The largest rank worth a look: beyond it the kernel itself is smaller.
+        """The largest rank worth considering: beyond it the factors are larger than the kernel.
 
         >>> CP.break_even_rank((64, 64, 3, 3))
         275
@@ -190,18 +190,18 @@ class CP(Solver):
 
     def _start(self, problem: Problem, modes: tuple[int, ...]) -> list[Tensor]:
         if isinstance(self.init, CPFactors):
-            given = self.init
-            if given.shape != tuple(problem.weight.shape) or (given.rank, given.joint) != (self.rank, self.joint):
+            start = self.init
+            if start.shape != tuple(problem.weight.shape) or (start.rank, start.joint) != (self.rank, self.joint):
                 raise InputError(
-                    f"starting factors are for a kernel {given.shape} with rank={given.rank}, joint={given.joint}, the "
+                    f"starting factors are for a kernel {start.shape} with rank={start.rank}, joint={start.joint}, the "
                     f"fit is for {tuple(problem.weight.shape)} with rank={self.rank}, joint={self.joint}"
                 )
-            return [factor.to(problem.kernel) for factor in (given.in_factor, *given.spatial)]
+            return [factor.to(problem.kernel) for factor in (start.in_factor, *start.spatial)]
         generator = torch.Generator().manual_seed(self.seed)
         random = [torch.randn(n, self.rank, generator=generator, dtype=torch.float64) for n in modes]
         if self.init == "svd":
             terms = nested_svd(problem, modes, self.rank)
-            # Where the kernel has fewer terms than wanted, random ones fill up.
+            # The kernel may have fewer terms than the rank: random ones make up the rest.
             random = [torch.cat([term, fill[:, term.shape[1] :]], 1) for term, fill in zip(terms, random, strict=True)]
         return [factor.to(problem.kernel) for factor in random]
 
@@ -228,7 +228,12 @@ def max_rank(shape: tuple[int, ...]) -> int:
 
 
 def cp_rank(weight: Tensor, alpha: float, *, joint: bool = False) -> int:
-    """The paper's rank for CP: VBMF's largest over all unfoldings, R_max = all entries ÷ the longest mode."""
+    """The paper's rank for CP: VBMF's largest over all unfoldings, R_max = all entries ÷ the longest mode.
+
+    >>> weight = torch.randn(16, 8, 3, 3, generator=torch.Generator().manual_seed(0))
+    >>> cp_rank(weight, alpha=0.0), cp_rank(weight, alpha=0.5), cp_rank(weight, alpha=1.0)
+    (72, 36, 1)
+    """
     kernel = weight.flatten(2) if joint and weight.ndim > 3 else weight
     unfoldings = [kernel.movedim(mode, 0).flatten(1) for mode in range(kernel.ndim)]
     return alpha_rank(max(map(vbmf_rank, unfoldings)), max_rank(tuple(kernel.shape)), alpha)
@@ -237,7 +242,7 @@ def cp_rank(weight: Tensor, alpha: float, *, joint: bool = False) -> int:
 def nested_svd(problem: Problem, modes: tuple[int, ...], count: int) -> list[Tensor]:
     """The ``count`` heaviest rank-one terms of M when it is split by one SVD per mode, outputs first.
 
-    The outputs are split under the metric and the rest by plain SVDs. Taken all together the terms are M itself.
+    The outputs are split under the metric and the rest by plain SVDs. All of them together are M itself.
     """
     basis = output_basis(problem.weight.flatten(1), problem.metric)[1]  # (t, t)
     rest = (basis.T @ problem.weight.flatten(1).double()).view(-1, *modes)  # one (s, k1, …) tensor per output direction

@@ -25,7 +25,8 @@ def power_law(rank: int, solved: Sequence[tuple[int, float]]) -> float:
 
     Below the smallest of them it rises geometrically to 1, which is the error of leaving the layer out.
 
-    >>> power_law(8, [(4, 0.25), (16, 0.01)]), power_law(2, [(4, 0.25), (16, 0.01)])
+    >>> solved = [(4, 0.25), (16, 0.01)]
+    >>> round(power_law(8, solved), 6), round(power_law(2, solved), 6)
     (0.05, 0.5)
     """
     floor = 1e-12

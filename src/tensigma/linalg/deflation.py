@@ -83,7 +83,7 @@ class Deflation(Solver):
             outs.append(out)
             vectors.append(term)
             error = problem.residual_norms(residual, residual_gram)[1]
-            errors.append(min(error, errors[-1]))  # equal but for rounding where nothing is left to take
+            errors.append(min(error, errors[-1]))  # where no error is left, only rounding remains
         ins, *spatial = (torch.stack(mode, 1) for mode in zip(*vectors, strict=True))
         factors = CPFactors(torch.stack(outs, 1), ins, tuple(spatial), problem.taps)
         return Fit(factors.balanced(), tuple(errors), converged=True)
@@ -93,7 +93,7 @@ class Deflation(Solver):
         term = _heaviest(residual_gram, (problem.n_in, *problem.taps))
         gain = 0.0
         for _ in range(self.max_sweeps):
-            # The best output vector for b is E S b but for its length, which the next solutions absorb.
+            # The best output vector for b is E S b up to its length, which the next solutions absorb.
             out = residual_gram @ _outer(term)
             length = out.norm()
             if not length > 0:
@@ -106,7 +106,7 @@ class Deflation(Solver):
                 embedding = _embedding(term, mode)  # (k, k_i)
                 normal = embedding.T @ tap_normal @ embedding
                 term[mode] = _solve(normal, embedding.T @ tap_pull, term[mode])
-            # What this term takes off the loss with its best output vector.
+            # How much this term lowers the loss with its best output vector.
             taps = _outer_taps(term)
             energy = taps @ tap_normal @ taps
             gained = ((residual_gram @ _outer(term)).square().sum() / energy).item() if energy > 0 else 0.0

@@ -1,4 +1,4 @@
-"""What a decomposition leaves behind: small factors that know their dense tensor and their size.
+"""The result of a decomposition: factors that can rebuild their dense kernel and count their parameters.
 
 Axes: ``t`` output channels, ``s`` input channels, ``k1, k2, …`` spatial taps, ``r`` rank.
 """
@@ -22,11 +22,11 @@ class Factors(Protocol):
 
     @property
     def n_params(self) -> int:
-        """Numbers stored, the bias of the layer not counted."""
+        """How many numbers are stored, without the bias of the layer."""
         ...
 
     def to_dense(self) -> Tensor:
-        """The kernel these factors stand for, shape (t, s, *taps)."""
+        """The kernel that these factors represent, shape (t, s, *taps)."""
         ...
 
 

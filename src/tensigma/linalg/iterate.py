@@ -1,4 +1,4 @@
-"""The one loop that all iterative solvers share: it owns stopping and the promise that errors never rise."""
+"""The loop that all iterative solvers share: it decides when to stop and guarantees that errors never rise."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-# A quasi-Newton step can be short without being the last; several in a row are.
+# One short quasi-Newton step does not mean convergence; several in a row do.
 _PATIENCE = 3
 
 
 class State(Protocol):
-    """Where an iteration stands: the loss it lowers, and the error it reports."""
+    """A point of an iteration: the loss that it lowers and the error that it reports."""
 
     @property
     def loss(self) -> float: ...
@@ -26,11 +26,12 @@ S = TypeVar("S", bound=State)
 def iterate(
     step: Callable[[S], S | None], state: S, *, max_sweeps: int, tol: float
 ) -> tuple[S, tuple[float, ...], bool]:
-    """Run ``step`` until it lowers the loss no more, gains less than ``tol`` a sweep, or for ``max_sweeps``.
+    """Run ``step`` until it no longer lowers the loss, gains less than ``tol`` per sweep, or has run ``max_sweeps``
+    times.
 
-    Returns the state with the lowest error met, the lowest error after each sweep, and whether the iteration settled.
-    Solvers lower the loss under the damped gram; under a singular one the error itself may rise on the way, by as much
-    as the damping, and is then not taken for an improvement.
+    Returns the state with the lowest error, the lowest error so far after each sweep, and whether the iteration
+    settled. Solvers lower the loss under the damped gram. Under a singular gram the error itself may rise on the way,
+    by as much as the damping; such a state is passed through but not returned.
     """
     best = state
     errors = [best.error]
@@ -40,7 +41,8 @@ def iterate(
         if successor is None or not successor.loss <= state.loss:
             return best, tuple(errors), True
         state = successor
-        best = min(state, best, key=lambda visited: (visited.error, visited.loss))
+        if (state.error, state.loss) <= (best.error, best.loss):  # false where the error is NaN
+            best = state
         errors.append(best.error)
         roots.append(math.sqrt(state.loss))
         if len(roots) > _PATIENCE and roots[-1 - _PATIENCE] - roots[-1] <= _PATIENCE * tol * roots[-1]:

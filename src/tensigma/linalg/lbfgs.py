@@ -17,7 +17,7 @@ _MAX_TRIALS = 12
 
 @dataclass(frozen=True, eq=False)
 class Point(Generic[P]):
-    """A place visited: its loss and gradient, the error to report, and whatever the solver wants to keep with it."""
+    """A visited point: its loss and gradient, the error to report, and what the solver keeps beside them."""
 
     position: Tensor  # flat
     loss: float
@@ -28,7 +28,7 @@ class Point(Generic[P]):
 
 @dataclass(eq=False)
 class Descent(Generic[P]):
-    """Makes steps that lower the loss. ``precondition(point, vector)`` applies an approximate inverse Hessian."""
+    """Steps that lower the loss. ``precondition(point, vector)`` applies an approximate inverse Hessian."""
 
     evaluate: Callable[[Tensor], Point[P]]
     precondition: Callable[[Point[P], Tensor], Tensor]
@@ -67,7 +67,7 @@ class Descent(Generic[P]):
         return -vector
 
     def _search(self, point: Point[P], direction: Tensor) -> Point[P] | None:
-        """Armijo backtracking, with the next trial at the minimum of the parabola through what is known."""
+        """Armijo backtracking, each trial at the minimum of the parabola through the last one."""
         slope = point.gradient.dot(direction).item()
         if not slope < 0:
             return None

@@ -1,7 +1,7 @@
 """The norm under which a kernel is approximated. Notation: M (t, d) unfolded kernel, Σ (d, d) gram of the inputs.
 
 ‖M‖²_Σ = tr(M Σ Mᵀ) is the mean squared output of the layer on the data that made Σ. Σ may be singular; solvers work
-with Σ + εI, where ε is far below anything that data can tell, and every error is reported under Σ itself.
+with Σ + εI, where ε is far below the accuracy of Σ, and every error is reported under Σ itself.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 from tensigma.errors import InputError, NotPSDError, NumericalWarning
 
 # ε ÷ λ_max(Σ). In float32 a gram is only known to about 1e-7 λ_max, so anything smaller would be noise; and in any
-# precision it is what keeps weights that hardly any input excites from running away.
+# precision it keeps weights that hardly any input excites from growing without bound.
 _DAMPING = 1e-6
-# Beyond this a negative eigenvalue is no rounding error: the matrix is not a gram.
+# Beyond this a negative eigenvalue is not rounding: the matrix is not a gram.
 _LARGEST_DAMPING = 1e-4
 _SYMMETRY = {torch.float32: 1e-4, torch.float64: 1e-8}
 _BLOCK = 512  # rows handled at once where a d × d temporary would otherwise be made
@@ -66,6 +66,9 @@ class Metric:
 
         ``damping`` is relative to the largest eigenvalue; by default 1e-6. It is raised, with a
         :class:`NumericalWarning`, where rounding has left Σ slightly indefinite.
+
+        >>> Metric.from_gram(torch.diag(torch.tensor([4.0, 1.0]))).damping
+        1e-06
         """
         if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or gram.shape[0] == 0:
             raise InputError(f"a gram is a square matrix (d, d), got shape {tuple(gram.shape)}")
@@ -79,7 +82,7 @@ class Metric:
                 )
             if not torch.isfinite(mean).all():
                 raise InputError("the mean contains NaN or infinite entries")
-            # Float64, because the difference of two close numbers is wanted.
+            # In float64, because this is a difference of close numbers.
             centre = mean.double()
             gram = torch.addr(gram.double(), centre, centre, alpha=-1).to(gram.dtype)
         _check_symmetric(gram)
@@ -112,7 +115,7 @@ class Metric:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Precision of Σ; None for the identity, which has any."""
+        """Precision of Σ; None for the identity, which takes that of the kernel."""
         held = self._gram if self._gram is not None else self._rows
         return None if held is None else held.dtype
 
@@ -136,7 +139,7 @@ class Metric:
         return product.add_(matrix, alpha=self.epsilon) if damped else product
 
     def outputs(self, matrix: Tensor) -> Tensor:
-        """M Σ Mᵀ, the (t, t) second moment of the layer's outputs, symmetric to the last bit."""
+        """M Σ Mᵀ, the (t, t) second moment of the layer's outputs, exactly symmetric."""
         if self._rows is not None:
             seen = matrix @ self._rows.T
             return seen @ seen.T
@@ -221,7 +224,7 @@ def _blocks(size: int) -> list[slice]:
 
 
 def _all_finite(tensor: Tensor) -> bool:
-    # A sum is one pass without a temporary; only where it overflows is the slow test needed.
+    # A sum is one pass without a temporary; the slow test is needed only where it overflows.
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
@@ -245,7 +248,7 @@ def _largest_eigenvalue(gram: Tensor, steps: int = 12) -> float:
         largest = vector.abs().max()
         if largest == 0:
             return value
-        vector = vector / largest  # or the squares of a very small vector would vanish in its length
+        vector = vector / largest  # otherwise the squares of a very small vector underflow in its length
         vector = vector / vector.norm()
         image = gram @ vector
         value = torch.dot(vector, image).item()
@@ -258,9 +261,9 @@ def _choose_damping(gram: Tensor, wanted: float | None) -> tuple[float, float]:
     if wanted is not None and not 0 <= wanted < 1:
         raise InputError(f"damping is relative to the largest eigenvalue and lies in [0, 1), got {wanted}")
     diagonal = gram.diagonal()
-    # A channel that never varies has a variance of zero, give or take a rounding of the others.
+    # A channel that never varies has a variance of zero, up to the rounding of the others.
     if (diagonal < -_DAMPING * diagonal.abs().max()).any():
-        raise NotPSDError("the gram has a negative diagonal entry, so it is no second moment of anything")
+        raise NotPSDError("the gram has a negative diagonal entry, so it is not a second moment")
     if not gram.any():
         # Nothing reaches this layer: every approximation is perfect. Solvers then see the identity.
         return 1.0, 1.0

@@ -36,7 +36,7 @@ def check_kernel(weight: Tensor, metric: Metric) -> Tensor:
 
 
 def check_rank(rank: int, largest: int, name: str) -> None:
-    """Refuse a rank that is no integer in [1, largest]."""
+    """Refuse a rank that is not an integer in [1, largest]."""
     if isinstance(rank, bool) or not isinstance(rank, int):
         raise RankError(f"{name} is a whole number, got {rank!r}")
     if not 1 <= rank <= largest:
@@ -67,7 +67,7 @@ class Problem:
         self.size = self.n_in * self.n_taps
         self.epsilon = metric.epsilon
         self.kernel = self._tap_major(kernel)  # M, (t, d)
-        # Taken in the caller's order, before a tap-major copy of Σ exists: it may never be needed.
+        # In the caller's order, because a tap-major copy of Σ may never be needed.
         product = self.metric.times(kernel.flatten(1), damped=True)
         self.kernel_gram = self._tap_major(product.view_as(kernel))  # M S, (t, d)
         #: tr(M S Mᵀ), and the same under Σ itself.
@@ -100,7 +100,7 @@ class Problem:
     def tap_gram(self) -> Tensor:
         """D (k, k): S between taps of the same channel, averaged over channels and scaled to a mean diagonal of 1.
 
-        S ≈ C_s ⊗ D is what preconditioners and starting points are made of.
+        Preconditioners and starting points assume S ≈ C_s ⊗ D.
         """
         if self.gram is None:
             return torch.eye(self.n_taps, dtype=self.kernel.dtype, device=self.kernel.device)
@@ -111,7 +111,7 @@ class Problem:
     def residual_norms(self, residual: Tensor, residual_gram: Tensor) -> tuple[float, float]:
         """(relative damped loss, relative undamped error) of E = ``residual``, given E S beside it.
 
-        The product is summed in float64 and is no difference of two large numbers, so it stays right near full rank.
+        Summed in float64 and not as a difference of two large numbers, so that it stays accurate near full rank.
         """
         damped, plain = self._norms2(residual, residual_gram)
         error = math.sqrt(plain / self.norm2) if self.norm2 > 0 else 0.0

@@ -103,7 +103,8 @@ class SpatialSVD(Solver):
 
     @classmethod
     def errors(cls, kernel: Tensor, metric: Metric) -> list[tuple[RankTuple, float]]:
-        """The errors of the data-aware start; solutions end a few per cent lower."""
+        """The errors of the data-aware start. Solutions end lower: by 1 to 15 per cent on layers of a trained
+        ResNet-20, by more where inputs have no structure over channels and taps."""
         (largest,) = cls.max_ranks(kernel.shape)
         errors = spatial_svd_errors(kernel, metric).tolist()
         return [((rank,), errors[rank - 1]) for rank in rank_grid(largest, _CURVE_RANKS)]

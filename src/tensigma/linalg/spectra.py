@@ -1,4 +1,4 @@
-"""How much of a kernel's energy each channel direction carries, from which ranks are read without solving anything.
+"""How much of a kernel's energy each channel direction carries: ranks follow from it without a solution.
 
 Notation: M (t, d) kernel, Σ (d, d) metric. The output spectrum, the eigenvalues of M Σ Mᵀ, is exact: what lies beyond
 the first r is the squared error of the best rank r. The input spectrum is that of the kernel under Σ ≈ C ⊗ D (C between
@@ -56,7 +56,11 @@ class Spectra:
 
 
 def output_spectrum(matrix: Tensor, metric: Metric) -> Tensor:
-    """Eigenvalues, descending, of M Σ Mᵀ; of Lᵀ MᵀM L with Σ = L Lᵀ where that is smaller, which are the same."""
+    """Eigenvalues, descending, of M Σ Mᵀ; of Lᵀ MᵀM L with Σ = L Lᵀ where that is smaller, which are the same.
+
+    >>> output_spectrum(torch.diag(torch.tensor([1.0, 3.0])), Metric.identity(2)).round(decimals=4).tolist()
+    [9.0, 1.0]
+    """
     t, d = matrix.shape
     if t <= d:
         return torch.linalg.eigvalsh(metric.outputs(matrix).double()).flip(0).clamp_min(0)
@@ -69,7 +73,11 @@ def output_spectrum(matrix: Tensor, metric: Metric) -> Tensor:
 
 
 def input_spectrum(kernel: Tensor, metric: Metric) -> Tensor:
-    """Eigenvalues, descending, of Lᵀ (Σ_t m_t D m_tᵀ) L with C = L Lᵀ and m_t the (s, k) slices of the kernel."""
+    """Eigenvalues, descending, of Lᵀ (Σ_t m_t D m_tᵀ) L with C = L Lᵀ and m_t the (s, k) slices of the kernel.
+
+    >>> input_spectrum(torch.diag(torch.tensor([1.0, 3.0]))[..., None], Metric.identity(2)).round(decimals=4).tolist()
+    [9.0, 1.0]
+    """
     problem = Problem(kernel, metric)
     slices = problem.kernel.view(problem.n_out, problem.n_taps, problem.n_in).double()
     weighted = torch.einsum("kl,tls->tks", problem.tap_gram.double(), slices)

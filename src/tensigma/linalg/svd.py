@@ -106,7 +106,7 @@ class SVD(Solver):
 def svd_errors(weight: Tensor, metric: Metric) -> Tensor:
     """Squared relative errors of the best approximations of rank 1, 2, … min(t, d): exact, in float64.
 
-    >>> svd_errors(torch.diag(torch.tensor([2.0, 2.0, 0.0])), Metric.identity(3)).tolist()
+    >>> svd_errors(torch.diag(torch.tensor([2.0, 2.0, 0.0])), Metric.identity(3)).round(decimals=6).tolist()
     [0.5, 0.0, 0.0]
     """
     kernel = check_kernel(weight, metric)
@@ -116,7 +116,11 @@ def svd_errors(weight: Tensor, metric: Metric) -> Tensor:
 
 
 def svd_rank(weight: Tensor, alpha: float) -> int:
-    """The same rule for a matrix, or a kernel seen as one: R_max = min(t, d)."""
+    """The paper's rule for a matrix, or a kernel seen as one: R_max = min(t, d).
+
+    >>> svd_rank(torch.randn(16, 20, generator=torch.Generator().manual_seed(0)), alpha=0.5)
+    8
+    """
     matrix = weight.flatten(1)
     return alpha_rank(vbmf_rank(matrix), min(matrix.shape), alpha)
 

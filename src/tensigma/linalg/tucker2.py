@@ -1,7 +1,7 @@
 """Tucker-2 under a metric. Notation: M (t, d) kernel, S (d, d) damped gram, X (s, r_s) input basis, U (t, r_t) output
 basis, G (r_t, k·r_s) core, B = I_k ⊗ X (d, k·r_s) the basis of patches, E = M − U G Bᵀ the residual.
 
-Given X, the best U and G together are a reduced-rank regression with a closed form, so all that is searched is X.
+Given X, the best U and G together are a reduced-rank regression with a closed form: only X is searched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tensigma.linalg.solver import RankTuple, Solver
 from tensigma.linalg.spectra import Spectra
 from tensigma.linalg.vbmf import alpha_rank, vbmf_rank
 
-# Inner steps for X in one ALS sweep. More do not lower the error a sweep reaches; measured with 2 and 10.
+# Inner steps for X in one ALS sweep. Ten lower the error of a sweep no further than two.
 _CG_STEPS = 2
 # Ridges of the preconditioner's two factors, relative to their mean diagonal.
 _RIDGE = 1e-3
@@ -79,8 +79,8 @@ class Tucker2(Solver):
     ``solver="varpro"`` searches the input basis by quasi-Newton steps with the rest eliminated; ``solver="als"``
     alternates as the paper does, with exact blocks. ``init`` is ``"data"`` (the optimum for a gram that is a Kronecker
     product), ``"hosvd"`` (singular vectors of the unfolded kernel), ``"auto"`` (both, keeping the better end, where the
-    layer is small; ``"data"`` where it is not) or factors to start from. All are deterministic: ``seed`` is there for
-    the sake of the protocol and changes nothing.
+    layer is small; ``"data"`` where it is not) or factors to start from. All are deterministic: ``seed`` is part of the
+    common interface and changes nothing.
 
     >>> weight = torch.randn(8, 6, 3, 3, generator=torch.Generator().manual_seed(0))
     >>> fit = Tucker2(rank_out=5, rank_in=4).fit(weight, Metric.identity(54))
@@ -129,7 +129,7 @@ class Tucker2(Solver):
         if (self.rank_out, self.rank_in) == (problem.n_out, problem.n_in):
             return Fit(_unchanged(problem), (0.0,), converged=True)
         elimination = Elimination(problem, self.rank_out)
-        if self.rank_in == problem.n_in:  # every basis of all channels is as good
+        if self.rank_in == problem.n_in:  # all bases of all channels are equivalent
             only = elimination.at(torch.eye(problem.n_in).to(problem.kernel))
             return Fit(elimination.factors(only), (only.error,), converged=True)
         runs = []
@@ -147,7 +147,7 @@ class Tucker2(Solver):
                     f"the fit is for {tuple(problem.weight.shape)} with rank_in={self.rank_in}"
                 )
             return [orthonormal(self.init.in_basis.to(problem.kernel))]
-        # Kernels without structure have many valleys; where a second start costs nothing it is worth taking.
+        # Kernels without structure have many local minima: a second start pays where it is cheap.
         both = self.init == "auto" and problem.size <= _SMALL
         kinds = [True, False] if both else [self.init != "hosvd"]
         return [input_basis(problem, self.rank_out, data=data)[:, : self.rank_in].contiguous() for data in kinds]
@@ -182,7 +182,7 @@ def errors_of_leading(parts: Tensor, counts: Sequence[int], total: float) -> Ten
         explained = explained + block.T @ block
         done = count
         energies = torch.linalg.eigvalsh(explained).flip(0).clamp_min(0)
-        rows.append(share_lost(energies, torch.tensor(total).to(energies)))
+        rows.append(share_lost(energies, energies.new_tensor(total)))
     return torch.stack(rows)
 
 
@@ -207,7 +207,12 @@ def nested_regression(problem: Problem) -> Tensor:
 
 
 def tucker2_ranks(weight: Tensor, alpha: float) -> tuple[int, int]:
-    """The paper's (rank_out, rank_in) for Tucker-2: VBMF of the two channel unfoldings, R_max the channels."""
+    """The paper's (rank_out, rank_in) for Tucker-2: VBMF of the two channel unfoldings, R_max the channels.
+
+    >>> weight = torch.randn(16, 8, 3, 3, generator=torch.Generator().manual_seed(0))
+    >>> tucker2_ranks(weight, alpha=0.0), tucker2_ranks(weight, alpha=0.5)
+    ((16, 8), (8, 4))
+    """
     t, s = weight.shape[:2]
     outs, ins = vbmf_rank(weight.flatten(1)), vbmf_rank(weight.transpose(0, 1).flatten(1))
     return alpha_rank(outs, t, alpha), alpha_rank(ins, s, alpha)
@@ -288,7 +293,7 @@ class Elimination:
         residual = torch.addmm(p.kernel, outs, patches, alpha=-1)
         residual_gram = torch.addmm(p.kernel_gram, outs, core @ image.T, alpha=-1)
         loss, error = p.residual_norms(residual, residual_gram)
-        # ∂loss/∂B = −2 (E S)ᵀ U G, of which X meets the blocks where both taps agree.
+        # ∂loss/∂B = −2 (E S)ᵀ U G; the gradient for X is the sum of its blocks with equal taps.
         pull = (outs.T @ residual_gram).view(-1, p.n_in)  # (r_t·k, s)
         scale = -2 / p.damped_norm2 if p.damped_norm2 > 0 else 0.0
         gradient = scale * (pull.T @ core.view(-1, r))

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from tensigma.errors import InputError
 
-# Where a signal of strength τ leaves the noise, τ ≈ 2.5129 √α: the constant of the analytic solution.
+# A signal of strength τ emerges from the noise at τ ≈ 2.5129 √α: the constant of the analytic solution.
 _THRESHOLD = 2.5129
 _GRID = 512
 _REFINEMENTS = 4
 
 
 def vbmf_rank(matrix: Tensor) -> int:
-    """The number of singular values of ``matrix`` that stand out of its noise; 0 where none does.
+    """The number of singular values of ``matrix`` that stand out from its noise; 0 where none does.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> signal = torch.randn(60, 5, generator=generator) @ torch.randn(5, 200, generator=generator)
@@ -36,7 +36,7 @@ def vbmf_rank(matrix: Tensor) -> int:
         wide = wide.T
     n, m = wide.shape
     energies = torch.linalg.eigvalsh(wide @ wide.T).flip(0).clamp_min(0)  # γ², descending
-    # What is below the rounding of the largest is zero.
+    # Energies below the rounding error of the largest are zero.
     energies = torch.where(energies > n * torch.finfo(torch.float64).eps * energies[0], energies, 0.0)
     if energies[0] == 0:
         return 0
@@ -48,10 +48,10 @@ def vbmf_rank(matrix: Tensor) -> int:
 
 
 def _noise_variance(energies: Tensor, m: int, alpha: float, edge: float) -> float:
-    """σ² by a search on a grid of logarithms that closes in, which no local minimum can catch."""
+    """σ² by a search on a shrinking grid of logarithms, which local minima cannot trap."""
     n = len(energies)
     upper = energies.sum().item() / (n * m)
-    # At most so many components can survive; σ² is no smaller than what the rest implies.
+    # At most this many components can survive; σ² is at least what the rest implies.
     most = min(math.ceil(n / (1 + alpha)) - 1, n - 1)
     tail = energies[most:]
     lower = max(tail[0].item() / (m * edge), tail.mean().item() / m, upper * torch.finfo(torch.float64).eps ** 2)
@@ -84,6 +84,6 @@ def alpha_rank(rank_vbmf: int, rank_max: int, alpha: float) -> int:
     """
     if not alpha >= 0:
         raise InputError(f"alpha is 0 or more (0 keeps every rank, 1 is VBMF's own), got {alpha!r}")
-    # Rounded first: 0.8 is no binary fraction, and 24 + 0.2·555 must not become 134.99999.
+    # Rounded first: 0.8 has no exact binary form, and 24 + 0.2·555 must not become 134.99999.
     rank = math.floor(round(rank_vbmf + (1 - alpha) * (rank_max - rank_vbmf), 9))
     return min(max(rank, 1), rank_max)

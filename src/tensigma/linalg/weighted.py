@@ -2,7 +2,7 @@
 kernel, H (t, s, k) weights, K̃ = U G Xᵀ with U (t, a), G (a, b, k), X (s, b).
 
 FW-LRA takes H = √F from Fisher information, AG-LRA takes the mean absolute activation of each output channel. Both
-minimise ‖H ∘ (K − K̃)‖, which no metric over inputs can express; each factor in turn is a weighted least squares.
+minimise ‖H ∘ (K − K̃)‖, which no metric over inputs can express; each factor is a weighted least-squares problem.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class WeightedTucker2:
         weights = _check_importance(importance, kernel)
         classical = Tucker2(self.rank_out, self.rank_in, max_sweeps=self.max_sweeps, tol=self.tol)
         start = classical.fit(kernel, Metric.identity(kernel[0].numel())).factors
-        sweeps = _Sweeps(kernel, weights)
+        sweeps = Sweeps(kernel, weights)
         state, errors, converged = iterate(sweeps.sweep, sweeps.at(start), max_sweeps=self.max_sweeps, tol=self.tol)
         return Fit(_orthonormal(state.factors), errors, converged)
 
@@ -84,7 +84,7 @@ def _check_importance(importance: Tensor, kernel: Tensor) -> Tensor:
         raise InputError("importance is finite and never negative")
     weights = importance.to(kernel).square()
     mean = weights.mean()
-    # Entries of no importance are free; a trace of weight decides what they become. Scale changes nothing.
+    # Entries of no importance are free; a trace of weight makes them unique. Scale changes nothing.
     return weights / mean + 1e-6 if mean > 0 else torch.ones_like(kernel)
 
 
@@ -95,7 +95,9 @@ class _State:
     error: float
 
 
-class _Sweeps:
+class Sweeps:
+    """Alternating least squares on one kernel K under the squared weights H²."""
+
     def __init__(self, kernel: Tensor, weights: Tensor) -> None:
         self.kernel, self.weights = kernel, weights
         self.norm2 = (weights.double() * kernel.double().square()).sum().item()

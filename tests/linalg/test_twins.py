@@ -10,11 +10,25 @@ from tensorly.decomposition import parafac, partial_tucker
 
 import reference
 from linalg import problems
-from tensigma.linalg import CP, SVD, CPFactors, Metric, Tucker2, Tucker2Factors, WeightedTucker2
+from tensigma.linalg import (
+    CP,
+    SVD,
+    CPFactors,
+    CPJoint,
+    Metric,
+    SpatialSVD,
+    SpatialSVDFactors,
+    TensorTrain,
+    TensorTrainFactors,
+    Tucker2,
+    Tucker2Factors,
+    WeightedTucker2,
+)
 
 SHAPES = [(10, 8, 3, 3), (16, 6, 3, 3), (6, 14, 2, 3), (9, 7, 4)]
+TWO_AXES = [shape for shape in SHAPES if len(shape) == 4]
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
-seeds = pytest.mark.parametrize("seed", range(4))
+two_axes = pytest.mark.parametrize("shape", TWO_AXES, ids=str)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +46,6 @@ def as_tensors(factors):
     return [torch.from_numpy(factor) for factor in factors]
 
 
-@seeds
 def test_explicit_and_matrix_free_blocks_agree(seed):
     """The twin of the twin: pseudo-inverses of P and MINRES on PᵀP."""
     weight, sigma = problem((5, 4, 2, 2), seed)
@@ -47,7 +60,6 @@ def test_explicit_and_matrix_free_blocks_agree(seed):
 
 @pytest.mark.slow
 @shapes
-@seeds
 @pytest.mark.parametrize("solver", ["varpro", "als"])
 def test_tucker2_ends_no_higher_than_the_paper(shape, seed, solver):
     weight, sigma = problem(shape, seed)
@@ -62,7 +74,6 @@ def test_tucker2_ends_no_higher_than_the_paper(shape, seed, solver):
 
 @pytest.mark.slow
 @shapes
-@seeds
 @pytest.mark.parametrize("solver", ["varpro", "als"])
 def test_cp_ends_no_higher_than_the_paper(shape, seed, solver):
     weight, sigma = problem(shape, seed)
@@ -76,8 +87,78 @@ def test_cp_ends_no_higher_than_the_paper(shape, seed, solver):
     assert fit.error <= errors[-1] * 1.001
 
 
+@pytest.mark.slow
+@two_axes
+@pytest.mark.parametrize("solver", ["varpro", "als"])
+def test_spatial_svd_ends_no_higher_than_alternating_least_squares(shape, seed, solver):
+    weight, sigma = problem(shape, seed)
+    rank = SpatialSVD.max_ranks(shape)[0] // 3
+    start = reference.spatial_svd(weight.numpy(), rank)
+    _, errors = reference.multilinear_als_sigma(
+        weight.numpy(), sigma.numpy(), reference.SPATIAL_SVD, start, 20, "explicit"
+    )
+    options = SpatialSVD(rank, solver=solver, init=SpatialSVDFactors(*as_tensors(start)), max_sweeps=500, tol=1e-6)
+    assert options.fit(weight, Metric.from_gram(sigma)).error <= errors[-1] * 1.001
+
+
+@pytest.mark.slow
+@two_axes
+def test_tensor_train_ends_no_higher_than_alternating_least_squares(shape, seed):
+    weight, sigma = problem(shape, seed)
+    ranks = (shape[0] // 2, min(shape[0], shape[1]), shape[1] // 2)
+    start = reference.tt_svd(weight.numpy(), *ranks)
+    _, errors = reference.multilinear_als_sigma(
+        weight.numpy(), sigma.numpy(), reference.TENSOR_TRAIN, start, 20, "explicit"
+    )
+    options = TensorTrain(*ranks, init=TensorTrainFactors(*as_tensors(start)), max_sweeps=500, tol=1e-6)
+    assert options.fit(weight, Metric.from_gram(sigma)).error <= errors[-1] * 1.001
+
+
+@two_axes
+def test_spatial_svd_under_the_identity_is_the_plain_svd(shape, seed):
+    weight, _ = problem(shape, seed)
+    factors = reference.spatial_svd(weight.numpy(), 5)
+    expected = torch.from_numpy(np.einsum(reference.SPATIAL_SVD, *factors))
+    fit = SpatialSVD(5).fit(weight, Metric.identity(weight[0].numel()))
+    torch.testing.assert_close(fit.factors.to_dense(), expected, rtol=1e-4, atol=1e-4)
+
+
+@two_axes
+def test_tensor_train_under_the_identity_is_no_worse_than_tt_svd(shape, seed):
+    weight, _ = problem(shape, seed)
+    ranks = (shape[0] // 2, min(shape[0], shape[1]), shape[1] // 2)
+    metric = Metric.identity(weight[0].numel())
+    dense = torch.from_numpy(np.einsum(reference.TENSOR_TRAIN, *reference.tt_svd(weight.numpy(), *ranks)))
+    assert TensorTrain(*ranks).fit(weight, metric).error <= metric.relative_error(weight, dense) * 1.001
+
+
+@pytest.mark.parametrize("shape", [(10, 8, 3, 3), (16, 6, 3, 3), (9, 5, 2, 3)], ids=str)
+def test_a_tensor_train_starts_where_tucker2_ends(shape, seed):
+    """With all its middle rank a tensor train is Tucker-2."""
+    weight, sigma = problem(shape, seed)
+    (t, s, h, w), metric = shape, Metric.from_gram(sigma)
+    tucker2 = Tucker2(t // 2, s // 2).fit(weight, metric)
+    rank_mid = s // 2 * h
+    vertical = torch.eye(rank_mid).double().view(rank_mid, s // 2, h)
+    horizontal = tucker2.factors.core.reshape(t // 2, rank_mid, w)
+    start = TensorTrainFactors(tucker2.factors.out_basis, horizontal, vertical, tucker2.factors.in_basis)
+    train = TensorTrain(t // 2, rank_mid, s // 2, init=start).fit(weight, metric)
+    assert train.errors[0] == pytest.approx(tucker2.error, rel=1e-5)
+
+
+@two_axes
+def test_a_tensor_train_starts_where_spatial_svd_ends(shape, seed):
+    """With all its outer ranks a tensor train is spatial SVD."""
+    weight, sigma = problem(shape, seed)
+    metric, rank = Metric.from_gram(sigma), SpatialSVD.max_ranks(shape)[0] // 2
+    spatial = SpatialSVD(rank).fit(weight, metric)
+    outs, ins = (torch.eye(n).double() for n in shape[:2])
+    start = TensorTrainFactors(outs, spatial.factors.horizontal, spatial.factors.vertical, ins)
+    train = TensorTrain(shape[0], rank, shape[1], init=start).fit(weight, metric)
+    assert train.errors[0] == pytest.approx(spatial.error, rel=1e-5)
+
+
 @shapes
-@seeds
 def test_svd_is_the_truncated_svd_of_the_weighted_matrix(shape, seed):
     weight, sigma = problem(shape, seed)
     matrix = weight.flatten(1)
@@ -89,7 +170,6 @@ def test_svd_is_the_truncated_svd_of_the_weighted_matrix(shape, seed):
 
 
 @shapes
-@seeds
 def test_svd_under_the_identity_is_the_plain_svd(shape, seed):
     weight, _ = problem(shape, seed)
     matrix = weight.flatten(1)
@@ -99,7 +179,6 @@ def test_svd_under_the_identity_is_the_plain_svd(shape, seed):
 
 
 @shapes
-@seeds
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_tucker2_under_the_identity_is_no_worse_than_tensorly(shape, seed, dtype):
     weight = problems.kernel(shape, seed, dtype)
@@ -129,17 +208,14 @@ def test_cp_under_the_identity_is_within_one_per_cent_of_tensorly(shape):
     assert ours <= theirs * 1.01
 
 
-@seeds
 def test_joint_cp_beats_separate_spatial_factors(seed):
     """One spatial factor contains the products of two, so from enough starts its best error is lower."""
     weight, sigma = problem((10, 8, 3, 3), seed)
     metric = Metric.from_gram(sigma)
-    assert (
-        CP(12, joint=True, max_sweeps=300).fit(weight, metric).error < CP(12, max_sweeps=300).fit(weight, metric).error
-    )
+    joint, apart = CPJoint(12, max_sweeps=300), CP(12, max_sweeps=300)
+    assert joint.fit(weight, metric).error < apart.fit(weight, metric).error
 
 
-@seeds
 def test_weighted_tucker2_matches_exact_sweeps(seed):
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(6, 5, 2, 2, generator=generator, dtype=torch.float64)
@@ -155,7 +231,6 @@ def test_weighted_tucker2_matches_exact_sweeps(seed):
     assert fit.error <= naive * 1.01
 
 
-@seeds
 def test_output_weights_are_a_scaling_of_the_rows(seed):
     """AG-LRA in closed form: weights per output channel are a classical problem on scaled rows."""
     generator = torch.Generator().manual_seed(seed)
@@ -168,7 +243,6 @@ def test_output_weights_are_a_scaling_of_the_rows(seed):
     )
 
 
-@seeds
 def test_equal_weights_are_the_classical_problem(seed):
     weight = problems.kernel((8, 6, 3, 3), seed)
     classical = Tucker2(4, 3).fit(weight, Metric.identity(54)).error

@@ -9,10 +9,7 @@ from linalg import problems
 from tensigma.errors import InputError, NotPSDError, NumericalWarning, TensigmaError
 from tensigma.linalg import Metric
 
-seeds = pytest.mark.parametrize("seed", range(3))
 
-
-@seeds
 def test_norm_is_the_mean_squared_output(seed):
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(50, 12, generator=generator, dtype=torch.float64)
@@ -21,7 +18,6 @@ def test_norm_is_the_mean_squared_output(seed):
     torch.testing.assert_close(metric.norm(weight) ** 2, (rows @ weight.T).square().sum(1).mean())
 
 
-@seeds
 def test_centred_norm_is_the_variance_of_the_output(seed):
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(50, 12, generator=generator, dtype=torch.float64) + 5
@@ -30,7 +26,6 @@ def test_centred_norm_is_the_variance_of_the_output(seed):
     torch.testing.assert_close(metric.norm(weight) ** 2, (rows @ weight.T).var(0, unbiased=False).sum())
 
 
-@seeds
 @pytest.mark.parametrize("mean", [False, True])
 def test_rows_serve_as_well_as_their_gram(seed, mean):
     generator = torch.Generator().manual_seed(seed)
@@ -44,7 +39,6 @@ def test_rows_serve_as_well_as_their_gram(seed, mean):
     torch.testing.assert_close(from_rows.dense(), from_gram.dense())
 
 
-@seeds
 @pytest.mark.parametrize("kind", ["cholesky", "eigen"])
 @pytest.mark.parametrize("rows", [200, 20], ids=["regular", "singular"])
 def test_both_roots_of_the_paper(seed, kind, rows):
