@@ -42,6 +42,11 @@ class Solver(Protocol):
         ...
 
     @classmethod
+    def capped(cls, ranks: RankTuple, shape: Sequence[int]) -> RankTuple:
+        """The same ranks, those beyond what a kernel of this shape allows lowered to the largest it allows."""
+        return tuple(map(min, ranks, cls.max_ranks(shape)))
+
+    @classmethod
     def vbmf_ranks(cls, kernel: Tensor, alpha: float) -> RankTuple:
         """The paper's ranks, from the weights alone."""
         ...

@@ -121,6 +121,16 @@ class TensorTrain(Solver):
         return t, min(s * h, t * w), s
 
     @classmethod
+    def capped(cls, ranks: RankTuple, shape: Sequence[int]) -> RankTuple:
+        """The middle rank is also bounded by what its neighbours can fill.
+
+        >>> TensorTrain.capped((4, 99, 2), (8, 6, 3, 3))
+        (4, 6, 2)
+        """
+        rank_out, rank_mid, rank_in = super().capped(ranks, shape)
+        return rank_out, min(rank_mid, _largest_mid(shape, rank_out, rank_in)), rank_in
+
+    @classmethod
     def vbmf_ranks(cls, kernel: Tensor, alpha: float) -> RankTuple:
         """The paper's rule on the unfoldings (t, s·h·w), (s·h, t·w) and (s, t·h·w)."""
         _, largest, _ = cls.max_ranks(kernel.shape)

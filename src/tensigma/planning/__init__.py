@@ -10,7 +10,7 @@ from tensigma.planning.page_data import FRONT_VERSION, front_data, spectra_data
 from tensigma.planning.planner import plan, plan_prepared
 from tensigma.planning.plans import Front, Plan
 from tensigma.planning.preparation import Prepared, prepare
-from tensigma.planning.ranks import VBMF, Energy, RankRule, Ranks, SigmaVBMF
+from tensigma.planning.ranks import Energy, RankRule, Ranks, SigmaVBMF, VBMF
 from tensigma.planning.recipe import Recipe, first_convolution
 from tensigma.planning.sensitivity import sensitivities
 from tensigma.planning.weighing import EffectProgress, TrialProgress, weighing_in_words

@@ -118,7 +118,8 @@ class Clock:
 
     def _price(self, layer: Candidate, options: Sequence[Option]) -> list[Option]:
         blocks = _in_blocks(layer, options)
-        paths = {method: _path(method, blocks) for method in dict.fromkeys(o.method for o in blocks if o.method)}
+        methods = dict.fromkeys(option.method for option in blocks if option.method)
+        paths = {method: _path(method, blocks, layer.geometry.kernel_shape) for method in methods}
         dense = self._chain(layer, None)
         chains = {
             method: [self._chain(layer, method.format(ranks)) for ranks in path] for method, path in paths.items()
@@ -160,7 +161,8 @@ def _in_blocks(layer: Candidate, options: Sequence[Option]) -> list[Option]:
         if option.method is None or option.ranks is None:
             continue
         largest = option.method.max_ranks(shape)
-        ranks = tuple(in_blocks(rank, most) for rank, most in zip(option.ranks, largest, strict=True))
+        blocks = tuple(in_blocks(rank, most) for rank, most in zip(option.ranks, largest, strict=True))
+        ranks = option.method.cap_ranks(blocks, shape)
         key = (option.method, ranks)
         if key not in best or option.error2 < best[key].error2:
             price = layer.cost_in(option.method.format(ranks))
@@ -168,14 +170,13 @@ def _in_blocks(layer: Candidate, options: Sequence[Option]) -> list[Option]:
     return list(best.values())
 
 
-def _path(method: Method, options: Sequence[Option]) -> list[RankTuple]:
+def _path(method: Method, options: Sequence[Option], shape: tuple[int, ...]) -> list[RankTuple]:
     """The ranks at which a method is timed, rising together towards the largest."""
     largest = [
         max(column) for column in zip(*(o.ranks for o in options if o.method == method and o.ranks), strict=True)
     ]
-    return list(
-        dict.fromkeys(tuple(in_blocks(max(1, round(share * most)), most) for most in largest) for share in _SHARES)
-    )
+    path = (tuple(in_blocks(max(1, round(share * most)), most) for most in largest) for share in _SHARES)
+    return list(dict.fromkeys(method.cap_ranks(ranks, shape) for ranks in path))
 
 
 def _between(macs: int, chains: Sequence[Chain], seconds: Sequence[float]) -> float:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -81,13 +81,12 @@ class Method:
     @property
     def rank_names(self) -> tuple[str, ...]:
         """What the ranks are called, in order."""
-        return tuple(field.name for field in fields(self.solver) if not field.kw_only)  # type: ignore[arg-type]
+        return rank_names(self.solver)
 
     @property
     def options(self) -> tuple[str, ...]:
         """Options that the solver understands."""
-        names = [field.name for field in fields(self.solver) if field.kw_only]  # type: ignore[arg-type]
-        return tuple(name for name in names if name not in self.solver.variant)
+        return option_names(self.solver)
 
     @property
     def reads_inputs(self) -> bool:
@@ -142,14 +141,14 @@ class Method:
     def check_ranks(self, ranks: int | Sequence[int], shape: Sequence[int]) -> RankTuple:
         """Ranks as a tuple, one number standing for all; refused where the kernel does not allow them."""
         spread = self.spread(ranks)
-        for name, rank, largest in zip(self.rank_names, spread, self.max_ranks(shape), strict=True):
-            if not 1 <= rank <= largest:
+        for name, rank, largest in zip(self.rank_names, spread, self.solver.capped(spread, tuple(shape)), strict=True):
+            if rank > largest:
                 raise RankError(f"{name} lies between 1 and {largest} for a kernel {tuple(shape)}, got {rank}")
         return spread
 
     def cap_ranks(self, ranks: int | Sequence[int], shape: Sequence[int]) -> RankTuple:
         """The same, but ranks beyond what the kernel allows become the largest it allows."""
-        return tuple(map(min, self.spread(ranks), self.max_ranks(shape)))
+        return self.solver.capped(self.spread(ranks), tuple(shape))
 
     def spread(self, ranks: int | Sequence[int]) -> RankTuple:
         """One number for every rank of the format, all whole and at least 1."""
