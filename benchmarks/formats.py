@@ -121,7 +121,11 @@ def measure(network: Network, root: Path) -> dict[str, Any]:
             if network.test is not None:
                 test = load_data(network.test.format(root=root), batch_size=100)
                 row["fitted_on"] = FITTED_ON
-                row["models"] = {way: judged(model, plan, stats, fitting, test) for way, plan in plans.items()}
+                row["models"] = {"with": judged(model, plans["with"], stats, fitting, test)}
+                same = plans["with"] == plans["without"]
+                row["models"]["without"] = (
+                    row["models"]["with"] if same else judged(model, plans["without"], stats, fitting, test)
+                )
             found["budgets"][f"{type(budget).__name__}({budget.share:g})"] = row
             print(network.title, budget, json.dumps(row)[:600], flush=True)
     return found
