@@ -2,7 +2,7 @@
 
 from tensigma.solving.candidate import Candidate, calls_of, layer_cost
 from tensigma.solving.jobs import CompressionProgress, Job, compressed_copy, jobs_for
-from tensigma.solving.methods import METHODS, Method, SVD_METHOD, choices_of, method_of, register, registered
+from tensigma.solving.methods import METHODS, SVD_METHOD, Method, choices_of, method_of, register, registered
 from tensigma.solving.metrics import means
 from tensigma.solving.norms import NORMS, Norm, energy_views, norm_of
 from tensigma.solving.sharing import run_shared
