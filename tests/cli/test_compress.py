@@ -121,7 +121,7 @@ def test_a_failure_leaves_nothing_behind(run, stats: Path, weights: Path, place:
         raise OSError(28, "No space left on device")
 
     before = files(place)
-    monkeypatch.setattr("tensigma.cli.compress.write_report", full)
+    monkeypatch.setattr("tensigma.write_report", full)
     common = ("compress", MODEL, "--weights", weights, "--stats", stats, "--budget", "params=0.6", "--method", "svd")
     assert "No space left" in run(*common, "--out", "small", code=1).stderr
     assert files(place) == before

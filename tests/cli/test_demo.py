@@ -17,8 +17,8 @@ from tensigma.zoo import load_model
 
 @pytest.fixture
 def short(monkeypatch):
-    monkeypatch.setattr(demo, "compare", functools.partial(experiment.compare, alphas=(0.8,)))
-    monkeypatch.setattr(demo, "train_once", functools.partial(experiment.train_once, epochs=5))
+    monkeypatch.setattr(ts.experiments, "compare", functools.partial(experiment.compare, alphas=(0.8,)))
+    monkeypatch.setattr(ts.experiments, "train_once", functools.partial(experiment.train_once, epochs=5))
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def test_a_killed_command_goes_on(run, run_json, small: Path, place: Path, monke
 
     monkeypatch.setattr(Unfinished, "save", interrupted)
     stopped = run(*common, "--out", "tuned", "--checkpoint", "state", code=130)
-    assert "goes on from there" in stopped.stderr
+    assert "continues from there" in stopped.stderr
     assert not Path("tuned").exists()
     resumed = run_json(*common, "--out", "tuned", "--checkpoint", "state")
     assert len(calls) == 4
@@ -83,7 +83,7 @@ def test_a_killed_command_goes_on(run, run_json, small: Path, place: Path, monke
 def test_nothing_better_is_said(run, small: Path) -> None:
     common = ("finetune", small, "--data", DATA, "--epochs", 1, "--optimizer", "sgd", "--learning-rates", "1e30")
     result = run(*common, "--out", "tuned")
-    assert "no epoch was better" in result.stderr
+    assert "no epoch improved the model" in result.stderr
     assert "diverged" in result.stdout
     one, other = (ts.load(folder, load_model(MODEL)).state_dict() for folder in (small, "tuned"))
     assert all(torch.equal(one[key], other[key]) for key in one)
@@ -91,8 +91,8 @@ def test_nothing_better_is_said(run, small: Path) -> None:
 
 def test_refusals(run, small: Path, weights: Path, place: Path) -> None:
     out = ("--out", "tuned")
-    assert "no data" in run("finetune", small, *out, code=1).stderr
-    assert "no number" in run("finetune", small, "--data", DATA, "--learning-rates", "fast", *out, code=2).stderr
+    assert "no images" in run("finetune", small, *out, code=1).stderr
+    assert "not a number" in run("finetune", small, "--data", DATA, "--learning-rates", "fast", *out, code=2).stderr
     assert "no compressed model" in run("finetune", "stats", "--data", DATA, *out, code=1).stderr
     assert "--force" in run("finetune", small, "--data", DATA, "--out", small, code=1).stderr
     assert "up to 0.5" in run("finetune", small, "--data", DATA, "--validation-share", 2, *out, code=1).stderr

@@ -90,7 +90,7 @@ def test_an_impossible_budget(run, stats: Path, weights: Path):
     [
         pytest.param(("--budget", "params=2"), "(0, 1]", id="share-above-1"),
         pytest.param(("--budget", "half"), "params=0.5", id="no-name"),
-        pytest.param(("--budget", "params=much"), "no number", id="no-number"),
+        pytest.param(("--budget", "params=much"), "not a number", id="no-number"),
         pytest.param(("--ranks", "vbmf=-1"), "alpha", id="negative-alpha"),
         pytest.param(("--ranks", "cp=3"), "vbmf=ALPHA", id="unknown-rule"),
         pytest.param(("--budget", "params=0.5", "--method", "tucker"), "tucker2", id="unknown-method"),
@@ -237,7 +237,7 @@ def test_a_fault_shows_its_traceback_only_when_asked(run, monkeypatch):
     def broken(model):
         raise RuntimeError("a gear is missing")
 
-    monkeypatch.setattr("tensigma.cli.inspect.find_layers", broken)
+    monkeypatch.setattr("tensigma.layers.find_layers", broken)
     result = run("inspect", MODEL, code=1)
     assert "RuntimeError: a gear is missing" in one_message(result.stderr)
     assert "Traceback" in run("inspect", MODEL, "--verbose", code=1).stderr

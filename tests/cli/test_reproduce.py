@@ -12,7 +12,16 @@ from rich.console import Console
 from support_experiments import stand_ins
 from tensigma.cli.progress import step_of
 from tensigma.cli.reproduce import _command, _Display, _overview
-from tensigma.experiments import NAMES, PAPER, TrainingProgress, configs_of, load_config, quick_form, reproduce, state_of
+from tensigma.experiments import (
+    NAMES,
+    PAPER,
+    TrainingProgress,
+    configs_of,
+    load_config,
+    quick_form,
+    reproduce,
+    state_of,
+)
 
 TINY = """
 kind = "accuracy"
@@ -129,7 +138,7 @@ def test_the_whole_page(run, place: Path):
 def test_long_cells_say_what_goes_on(run, place: Path):
     overrides = stand_ins(place)
     shown: list[str] = []
-    display = _Display(lambda state: shown.append(step_of(state, 1.0).text))
+    display = _Display(lambda state: shown.append(step_of(state).text))
     reproduce(
         [quick_form(load_config("t2sigma-c100", "paper"))],
         data=None,

@@ -1,11 +1,15 @@
-"""The command line: where a string from a person becomes a type, and where results are shown."""
+"""The command line: words become types, the library is called, results are shown.
+
+Everything here is imported without torch, so that help and completion answer at once: the library is used through
+``tensigma``'s own names, which are imported when a command starts.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
-#: What the extra ``cli`` brings.
+#: Packages of the extra ``cli``.
 _NEEDED = ("typer", "rich")
 
 
@@ -20,7 +24,7 @@ def main() -> None:
                 "pip install 'tensigma[cli]'\n"
             )
             raise SystemExit(1) from None
-    # Not before the check above: every sub-command is made of what the extra brings.
+    # Not before the check above: all commands import these packages.
     from tensigma.cli.app import app
 
     app()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-import tensigma
+import tensigma as ts
 from tensigma.cli.calibrate import calibrate
 from tensigma.cli.command import EXIT_CODES, Command, Group
 from tensigma.cli.compress import compress
@@ -26,7 +26,7 @@ app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
     rich_markup_mode="rich",
-    # Errors are shown by the commands themselves, as one message.
+    # Commands show errors themselves, as one message.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -34,7 +34,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"tensigma {tensigma.__version__}")
+        typer.echo(f"tensigma {ts.__version__}")
         raise typer.Exit
 
 
@@ -42,13 +42,13 @@ def _version(wanted: bool) -> None:
 def tensigma_(
     version: Annotated[
         bool,
-        typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Print the version and leave."),
+        typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Shrink a trained CNN by tensor decomposition that knows the data: no labels,
     no retraining.
 
-    [bold]In one go[/bold]: calibrate, plan, compress, evaluate, write a report.
+    [bold]In one command[/bold]: calibrate, plan, compress, evaluate, write a report.
 
       tensigma compress torchvision:resnet18 --weights resnet18.pth \\
           --data imagefolder:photos --budget params=0.5 --out small/
@@ -63,17 +63,17 @@ def tensigma_(
       tensigma evaluate  $M --compressed small/ --data imagefolder:val
 
     [bold]Models[/bold] are named torchvision:NAME, timm:NAME, zoo:NAME or
-    path/to/file.py:function, which is executed. Nothing is downloaded: give
+    path/to/file.py:function (the file is executed). Nothing is downloaded: give
     trained weights with --weights (.safetensors, or .pth with tensors only).
     Options may follow, as in 'timm:resnet50?in_chans=1&num_classes=7'.
 
-    [bold]Data[/bold] are named imagefolder:DIR, cifar10:DIR, npz:FILE, digits: or
+    [bold]Data[/bold] is named imagefolder:DIR, cifar10:DIR, npz:FILE, digits: or
     path/to/file.py:function. Options may follow, such as size, samples, split,
-    mean and std: 'imagefolder:photos?size=160&samples=500'. Several --data make
-    a mixture. Labels serve to measure accuracy and nothing else.
+    mean and std: 'imagefolder:photos?size=160&samples=500'. Several --data are
+    mixed. Labels are used only to measure accuracy and to fine-tune.
 
-    [bold]Exit codes[/bold]: 0 done; 1 it could not be done, and a message says why;
-    2 the command line is wrong; 130 interrupted.
+    [bold]Exit codes[/bold]: 0 done; 1 failed, and a message says why; 2 wrong usage;
+    130 interrupted.
 
     Results go to standard output, everything else to standard error. Existing
     output is never replaced without --force.

@@ -1,4 +1,4 @@
-"""How wide the columns of a table become where a terminal leaves little room."""
+"""Widths of the columns of a table on a narrow terminal."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from rich.cells import cell_len
 
 GAP = 2
-# A sentence in a narrower column would fill half a screen.
+# The narrowest column for sentences: in a narrower one they would fill half a screen.
 _SENTENCE = 24
-# Of a name that has to be folded.
+# The narrowest column for names that have to be folded.
 _NAME = 8
 
 
@@ -23,7 +23,7 @@ class Layout:
     #: Columns of numbers, which are aligned right.
     right: frozenset[int]
     widths: list[int]
-    #: What stands below the table, where marks refer to it.
+    #: Lines below the table, to which marks in it refer.
     notes: list[str]
 
 
@@ -36,11 +36,11 @@ def arrange(
     remarks: int | None = None,
     marked: int | None = None,
 ) -> Layout:
-    """Widths that fit into ``room``, so that names stay whole and words unbroken.
+    """Fit a table into ``room`` characters without breaking names or words, if possible.
 
-    First heads are broken at blanks and the column ``remarks`` becomes narrower, unless it repeats itself; then its
-    texts go below the table, each once, with marks in the column ``marked``; then other texts are wrapped, then
-    numbers; at last names are folded.
+    These steps are tried in turn: break headers at blanks and narrow the column ``remarks``, unless that repeats the
+    same sentence over several lines; move the remarks below the table, each text once, with marks in the column
+    ``marked``; wrap other texts; wrap numbers; fold names.
 
     >>> layout = arrange(["layer", "why"], [["conv1", "it is small"], ["fc", "it is small"]], right=(), room=12,
     ...                  remarks=1)
@@ -51,7 +51,7 @@ def arrange(
     layout = _broken(whole)
     steps: list[tuple[Layout, list[int]]] = [(whole, []), (layout, [] if remarks is None else [remarks])]
     if remarks is not None:
-        layout = _broken(_apart(whole, remarks, remarks if marked is None else marked))
+        layout = _broken(_below(whole, remarks, remarks if marked is None else marked))
         steps.append((layout, []))
     for step, soft in steps:
         widths = _fitted(step, soft, room, least=_SENTENCE)
@@ -67,7 +67,7 @@ def arrange(
 
 
 def _repeats(layout: Layout, column: int, width: int) -> bool:
-    """Whether a text that has to be wrapped is there more than once, and would fill lines with nothing new."""
+    """Whether a text that has to be wrapped occurs more than once."""
     wrapped = [row[column] for row in layout.rows if cell_len(row[column]) > width]
     return len(wrapped) > len(set(wrapped))
 
@@ -77,15 +77,15 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _fitted(layout: Layout, soft: Collection[int], room: int, least: int = 0) -> list[int]:
-    """Natural widths, of which the widest of the ``soft`` ones give way, but no further than their longest word."""
+    """Natural widths, except that columns in ``soft`` are narrowed, the widest first, down to their longest word."""
     columns = list(zip(layout.header, *layout.rows, strict=True))
     widths = [max(_longest(cell.split("\n")) for cell in column) for column in columns]
     floors = [max(least, *(_longest(cell.split()) for cell in column)) for column in columns]
     while _total(widths) > room:
-        yielding = [index for index in soft if widths[index] > floors[index]]
-        if not yielding:
+        narrowable = [index for index in soft if widths[index] > floors[index]]
+        if not narrowable:
             break
-        widths[max(yielding, key=lambda index: widths[index])] -= 1
+        widths[max(narrowable, key=lambda index: widths[index])] -= 1
     return widths
 
 
@@ -94,17 +94,17 @@ def _longest(texts: Sequence[str]) -> int:
 
 
 def _broken(layout: Layout) -> Layout:
-    """Heads of numbers at most as wide as a word."""
+    """The headers of number columns broken at blanks."""
     header = [name.replace(" ", "\n") if index in layout.right else name for index, name in enumerate(layout.header)]
     return replace(layout, header=header)
 
 
-def _apart(layout: Layout, remarks: int, marked: int) -> Layout:
-    """Remarks below the table, each once."""
-    found = list(dict.fromkeys(row[remarks] for row in layout.rows if row[remarks]))
+def _below(layout: Layout, remarks: int, marked: int) -> Layout:
+    """The remarks below the table, each text once."""
+    texts = list(dict.fromkeys(row[remarks] for row in layout.rows if row[remarks]))
     rows = []
     for row in layout.rows:
-        mark = f"({found.index(row[remarks]) + 1})" if row[remarks] else ""
+        mark = f"({texts.index(row[remarks]) + 1})" if row[remarks] else ""
         new = list(row)
         new[remarks] = ""
         new[marked] = f"{new[marked]} {mark}".strip()
@@ -114,7 +114,7 @@ def _apart(layout: Layout, remarks: int, marked: int) -> Layout:
         header, rows = _without(header, remarks), [_without(row, remarks) for row in rows]
         right = frozenset(index - (index > remarks) for index in right)
     return replace(
-        layout, header=header, rows=rows, right=right, notes=[f"({i}) {text}" for i, text in enumerate(found, start=1)]
+        layout, header=header, rows=rows, right=right, notes=[f"({i}) {text}" for i, text in enumerate(texts, start=1)]
     )
 
 

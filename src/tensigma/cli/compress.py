@@ -1,23 +1,22 @@
-"""``tensigma compress``: calibrate, plan, compress and evaluate in one go."""
+"""``tensigma compress``: calibrate, plan, compress and evaluate in one command."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from torch import nn
 
+import tensigma as ts
 from tensigma.cli.command import command, command_line
-from tensigma.cli.loading import data_of, first_of, is_untrained, model_of, name_of
+from tensigma.cli.loading import Network, data_of, is_untrained, model_of, name_of
 from tensigma.cli.options import (
     BatchSize,
     BudgetOption,
     DataNames,
     Device,
-    Force,
+    ForceWeights,
     Holdout,
     Layers,
     MaxSamples,
@@ -32,55 +31,37 @@ from tensigma.cli.options import (
     Weights,
     Workers,
 )
-from tensigma.cli.outputs import MODEL, check_folder, is_output
-from tensigma.cli.plan import (
-    Sources,
-    check_absent,
-    check_choice,
-    check_holdout,
-    check_weigh,
-    make_plan,
-    plan_facts,
-    plan_notes,
-    recipe_of,
-)
+from tensigma.cli.outputs import MODEL, check_folder, is_output, to_json
+from tensigma.cli.plan import plan_facts
 from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
+from tensigma.cli.sources import Planned, Sources, check_absent, check_choice, recipe_of
 from tensigma.cli.tables import plan_table, report_table, summary_table
-from tensigma.compression import Report
-from tensigma.compression import compress as carry_out
-from tensigma.deployment import save
 from tensigma.errors import MissingExtra
-from tensigma.evaluation import Evaluation
-from tensigma.evaluation import evaluate as measure
 from tensigma.files import whole_folder
-from tensigma.planning import Plan
-from tensigma.report import check_renderer, write_report
-from tensigma.running import SetAside, process_group
-from tensigma.zoo import may_share
 
 _HOW = "How to fit"
 Out = Annotated[
     Path,
-    typer.Option("--out", metavar="DIR", help="A new folder for the model, plan.json, report.json and report.html."),
+    typer.Option("--out", metavar="DIR", help="New folder for the model, plan.json, report.json and report.html."),
 ]
 PlanFile = Annotated[
     Path | None,
-    typer.Option("--plan", metavar="FILE", help="A plan to carry out, instead of --budget and --ranks."),
+    typer.Option("--plan", metavar="FILE", help="A plan to carry out, instead of --budget or --ranks."),
 ]
 EvalData = Annotated[
     list[str] | None,
-    typer.Option("--eval-data", metavar="DATA", help="Images to evaluate on; those of --data where not given."),
+    typer.Option("--eval-data", metavar="DATA", help="Images to evaluate on; by default those of --data."),
 ]
 Evaluate = Annotated[bool, typer.Option("--evaluate/--no-evaluate", help="Compare the result with the original.")]
-WithLatency = Annotated[bool, typer.Option("--latency", help="Also measure time, on one thread.")]
+WithLatency = Annotated[bool, typer.Option("--latency", help="Also measure latency, on one thread.")]
 Sequential = Annotated[
     bool | None,
     typer.Option(
         "--sequential/--no-sequential",
-        help="Fit each layer on what the layers compressed before it give, towards what the original gives: better, "
-        "and as many runs over the images as there are layers. By default on up to 1,000 images of --data; "
-        "--sequential takes all of them.",
+        help="Fit the layers one after another, each on the outputs of the compressed layers before it, so that it "
+        "corrects their errors: more accurate, but slower. By default on up to 1,000 images of --data; --sequential "
+        "takes all of them.",
         rich_help_panel=_HOW,
         show_default=False,
     ),
@@ -91,20 +72,18 @@ RefinePasses = Annotated[
         "--refine",
         min=1,
         metavar="N",
-        help="Then train the small model to answer like the original, without labels: N images of --data in all, round "
-        "after round, such as 20000.",
+        help="Then train the small model, without labels, to answer like the original: on N images of --data in total, "
+        "such as 20000, going through them as often as needed.",
         rich_help_panel=_HOW,
     ),
 ]
 ReestimateBN = Annotated[
     bool,
-    typer.Option(
-        "--reestimate-bn", help="Then take the statistics of BatchNorm anew from --data.", rich_help_panel=_HOW
-    ),
+    typer.Option("--reestimate-bn", help="Then estimate BatchNorm statistics again on --data.", rich_help_panel=_HOW),
 ]
 CacheFolder = Annotated[
     Path | None,
-    typer.Option("--cache", metavar="DIR", help="Keep solutions here, so that no layer is ever solved twice."),
+    typer.Option("--cache", metavar="DIR", help="Folder of solved layers; a layer found there is not solved again."),
 ]
 
 
@@ -138,12 +117,12 @@ def compress(
     cache: CacheFolder = None,
     device: Device = None,
     seed: Seed = 0,
-    force: Force = False,
+    force: ForceWeights = False,
 ) -> None:
     """Make a smaller model: calibrate, plan, compress, evaluate, write a report.
 
-    Say how small with --budget or --ranks, or give a --plan; say what the model
-    sees with --data, or with --stats gathered before. The result is a folder of
+    Say how small with --budget or --ranks, or give a --plan. Name images with
+    --data, or statistics gathered before with --stats. The result is a folder:
     plain layers in safetensors, which tensigma.load puts into the architecture.
 
     [bold]Examples[/bold]
@@ -159,15 +138,16 @@ def compress(
           --data imagefolder:photos --holdout imagefolder:others \\
           --eval-data imagefolder:val --budget drop=0.01 --out small/
 
-    With --data layers are fitted one after the other, each making up for those
-    before it. --refine adds a few label-free training steps, for high rates:
+    With --data, layers are fitted one after another, each correcting the errors
+    of those before it. For high rates, --refine adds training without labels:
 
       tensigma compress torchvision:resnet18 --weights r18.pth \\
           --data imagefolder:photos --budget params=0.2 \\
           --refine 20000 --out small/
 
-    Images of --eval-data that had no part in --data, --stats and --holdout give
-    a certificate: a bound on agreement for images nobody has seen.
+    If none of the images of --eval-data are in --data, --stats or --holdout, the
+    result gets a certificate: a lower bound on its agreement with the original
+    on new images of the same kind.
 
     The recipe of the paper:
 
@@ -177,123 +157,145 @@ def compress(
     if plan is not None:
         check_absent(context, "method", "norm", "layers", "skip", "holdout", "weigh")
     check_folder(out, force=force, format=MODEL)
-    ready = None if plan is None else Plan.load(plan)
-    recipe = None if plan is not None else recipe_of(budget, ranks, method, norm, layers, skip, seed, weigh)
+    plan_or_recipe = (
+        recipe_of(budget, ranks, method, norm, layers, skip, seed, weigh) if plan is None else ts.Plan.load(plan)
+    )
     page = _can_render(screen)
     network = model_of(screen, model, weights, device, seed)
-    images, tried = data_of(data, batch_size, workers), data_of(holdout, batch_size, workers)
-    judged = (data_of(eval_data, batch_size, workers) or images) if evaluate else None
-    wishes = {"--sequential": sequential, "--refine": refine is not None, "--reestimate-bn": reestimate_bn}
-    for wish in (wish for wish, wanted in wishes.items() if wanted and images is None):
-        raise typer.BadParameter(f"{wish} reads images, without their labels: name them with --data")
-    sources = Sources(stats, images, tried, max_samples, seed, check=not force)
-    with process_group(device):
-        if recipe is not None:
-            check_holdout(recipe, tried)
-            check_weigh(weigh, recipe, images if tried is None else tried)
-            prepared = sources.prepare(screen, network, recipe, device)
-            known, fit_data = prepared.stats, prepared.fit_data
-            ready = make_plan(screen, network, recipe, prepared)
-            for note in plan_notes(ready):
-                screen.note(note)
+    images, held_out = data_of(data, batch_size, workers), data_of(holdout, batch_size, workers)
+    judges = (data_of(eval_data, batch_size, workers) or images) if evaluate else None
+    fitting = Fitting(sequential, refine, reestimate_bn, cache, check=not force)
+    fitting.check_images(images)
+    sources = Sources(stats, images, held_out, max_samples, seed, device, check=not force)
+    with ts.running.process_group(device):
+        if isinstance(plan_or_recipe, ts.Plan):
+            planned = sources.load(screen, network, plan_or_recipe)
         else:
-            assert ready is not None
-            ready.check_model(network, weights=not force)
-            known, fit_data = sources.gathered(screen, network, ready, device), first_of(images, max_samples)
-        if screen.verbose and not screen.json:
-            screen.show(plan_table(ready))
-        screen.note(f"compressing {len(ready.compressed)} of {len(ready)} layers")
-        if fit_data is None and sequential is None and known is not None:
-            screen.note("layers are fitted independently; with --data each would make up for those before it")
-        with screen.progress("compressing") as progress:
-            small, report = carry_out(
-                network,
-                ready,
-                known,
-                data=fit_data,
-                sequential="auto" if sequential is None else sequential,
-                refine=refine,
-                reestimate_bn=reestimate_bn,
-                check=not force,
-                progress=progress,
-                cache=cache,
-            )
+            planned = sources.plan(screen, network, plan_or_recipe, weigh)
+        small, report = fitting.carry_out(screen, network, planned)
     if not screen.speaks:
         return
-    evaluation = None
-    searched_on = name_of(tried) if tried is not None else ready.notes.get("drop", {}).get("data")
-    if isinstance(fit_data, SetAside):
-        searched_on = fit_data.name
-    if judged is not None:
-        screen.note(f"evaluating with {name_of(judged)}")
-        # What a model was made with proves nothing about other images.
-        weighed_on = ready.notes.get("weighing", {}).get("data")
-        used = [
-            None if known is None else known.data,
-            None if images is None else name_of(images),
-            searched_on,
-            weighed_on,
-        ]
-        fresh = judged is not images and not any(may_share(name_of(judged), name) for name in used if name)
-        with screen.progress("evaluating") as progress:
-            evaluation = measure(
-                small,
-                judged,
-                original=network,
-                latency=latency,
-                max_samples=max_samples if judged is images else None,
-                confidence=0.95 if fresh else None,
-                progress=progress,
-            )
-    elif evaluate:
-        screen.note("not evaluated: give --data or --eval-data")
+    most = max_samples if judges is images else None
+    evaluation = _evaluated(screen, small, network, judges, planned, latency=latency, max_samples=most)
+    if evaluate and judges is None:
+        screen.note("not evaluated; to evaluate, name images with --data or --eval-data")
     noted = report.with_notes(
         command=command_line(),
         model=model,
         weights=None if weights is None else str(weights),
         untrained=is_untrained(model, weights),
-        data=None if known is None else known.data,
-        samples=None if known is None else known.samples,
-        searched_on=searched_on,
-        evaluated_on=None if judged is None else name_of(judged),
+        data=None if planned.stats is None else planned.stats.data,
+        samples=None if planned.stats is None else planned.stats.samples,
+        searched_on=planned.searched_on,
+        evaluated_on=None if judges is None else name_of(judges),
         evaluation=None if evaluation is None else evaluation.to_json(),
     )
-    result = Result(small, ready, noted, evaluation)
+    result = Result(small, planned.plan, noted, evaluation)
     result.write(out, force=force, page=page)
     result.show(screen, out)
 
 
 def _can_render(screen: Screen) -> bool:
-    """Whether pages can be written here; what is missing is said."""
+    """Whether report.html can be written; a warning says what is missing."""
     try:
-        check_renderer()
+        ts.report.check_renderer()
     except MissingExtra as error:
-        screen.warn(f"report.html is left out: {error}")
+        screen.warn(f"report.html is not written: {error}")
         return False
     return True
 
 
 @dataclass(frozen=True)
+class Fitting:
+    """How a plan is carried out."""
+
+    sequential: bool | None
+    refine: int | None
+    reestimate_bn: bool
+    cache: Path | None
+    check: bool
+
+    def check_images(self, images: Any) -> None:
+        """Refuse options that need images if there are none."""
+        options = {
+            "--sequential": self.sequential,
+            "--refine": self.refine is not None,
+            "--reestimate-bn": self.reestimate_bn,
+        }
+        for option, wanted in options.items():
+            if wanted and images is None:
+                raise typer.BadParameter(f"{option} needs images, without labels; name them with --data")
+
+    def carry_out(self, screen: Screen, network: Network, planned: Planned) -> tuple[Network, ts.Report]:
+        """The smaller model and the report."""
+        plan = planned.plan
+        if screen.verbose and not screen.json:
+            screen.show(plan_table(plan))
+        screen.note(f"compressing {len(plan.compressed)} of {len(plan)} layers")
+        if planned.fit_data is None and self.sequential is None and planned.stats is not None:
+            screen.note("layers are fitted independently; with --data each would correct the errors of those before it")
+        with screen.progress("compressing") as progress:
+            return ts.compress(
+                network,
+                plan,
+                planned.stats,
+                data=planned.fit_data,
+                sequential="auto" if self.sequential is None else self.sequential,
+                refine=self.refine,
+                reestimate_bn=self.reestimate_bn,
+                check=self.check,
+                progress=progress,
+                cache=self.cache,
+            )
+
+
+def _evaluated(
+    screen: Screen,
+    small: Network,
+    original: Network,
+    images: Any,
+    planned: Planned,
+    *,
+    latency: bool,
+    max_samples: int | None,
+) -> ts.Evaluation | None:
+    """The result beside the original; with a certificate if none of ``images`` had a part in making it."""
+    if images is None:
+        return None
+    screen.note(f"evaluating on {name_of(images)}")
+    fresh = not any(ts.zoo.may_share(name_of(images), name) for name in planned.data_names)
+    with screen.progress("evaluating") as progress:
+        return ts.evaluate(
+            small,
+            images,
+            original=original,
+            latency=latency,
+            max_samples=max_samples,
+            confidence=0.95 if fresh else None,
+            progress=progress,
+        )
+
+
+@dataclass(frozen=True)
 class Result:
-    """Everything that a compression leaves behind."""
+    """Everything that a compression produces."""
 
-    model: nn.Module
-    plan: Plan
-    report: Report
-    evaluation: Evaluation | None
+    model: Network
+    plan: ts.Plan
+    report: ts.Report
+    evaluation: ts.Evaluation | None
 
-    def write(self, out: Path, *, force: bool, page: bool = True, comparison: Any = ()) -> None:
-        """The archive, the plan and the reports in one folder, all of it or nothing."""
+    def write(self, out: Path, *, force: bool, page: bool = True) -> None:
+        """Write the model, the plan and the reports into one folder, completely or not at all."""
         with whole_folder(out, force=force, is_ours=lambda folder: is_output(folder, MODEL)) as place:
-            save(self.model, place)
+            ts.save(self.model, place)
             self.plan.save(place / "plan.json")
-            text = json.dumps(self.report.to_json(), indent=1, ensure_ascii=False)
-            (place / "report.json").write_text(text + "\n", encoding="utf-8")
+            (place / "report.json").write_text(to_json(self.report.to_json()), encoding="utf-8")
             if page:
-                write_report(self.report, place / "report.html", evaluation=self.evaluation, comparison=comparison)
+                ts.write_report(self.report, place / "report.html", evaluation=self.evaluation)
 
     def show(self, screen: Screen, out: Path) -> None:
-        """The figures, and where everything is."""
+        """Show the figures, and where the files are."""
         data = {
             "out": str(out),
             "report": self.report.to_json(),
@@ -302,9 +304,8 @@ class Result:
         }
         layers = report_table(self.report, dense=screen.verbose)
         screen.result("compress", data, layers, summary_table(self.report, self.evaluation))
-        n_dense = len(self.report.layers) - len(self.report.compressed)
+        n_layers = len(self.report.layers)
+        n_dense = n_layers - len(self.report.compressed)
         if n_dense and not screen.verbose:
-            screen.note(
-                f"{n_dense} of {len(self.report.layers)} layers stay as they are; tensigma report {out} tells why"
-            )
+            screen.note(f"{n_dense} of {n_layers} layers are not compressed; 'tensigma report {out}' says why")
         screen.note(f"compressed in {duration(self.report.seconds)}; written to {out}")

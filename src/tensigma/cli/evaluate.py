@@ -1,4 +1,4 @@
-"""``tensigma evaluate``: accuracy, agreement, size and time of a model, beside the original."""
+"""``tensigma evaluate``: accuracy, agreement, size and latency of a model, beside the original."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from typing import Annotated
 
 import typer
 
+import tensigma as ts
 from tensigma.cli.command import command
-from tensigma.cli.loading import compressed_of, data_of, is_untrained, model_of, name_of, needed
+from tensigma.cli.loading import compressed_of, is_untrained, model_of, name_of, required_data
 from tensigma.cli.options import BatchSize, DataNames, Device, MaxSamples, ModelName, Weights, Workers
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import evaluation_table
-from tensigma.compression import Report
 from tensigma.errors import StoreError
-from tensigma.evaluation import evaluate as measure
-from tensigma.zoo import may_share
 
 Compressed = Annotated[
     Path | None,
-    typer.Option("--compressed", metavar="DIR", help="A folder that 'tensigma compress' wrote; MODEL is its original."),
+    typer.Option("--compressed", metavar="DIR", help="A folder from 'tensigma compress'; MODEL is its original."),
 ]
 WithLatency = Annotated[
-    bool, typer.Option("--latency", help="Also measure time, on one thread and in turn with the original.")
+    bool,
+    typer.Option("--latency", help="Also measure latency, on one thread, alternating with the original."),
 ]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="Passes that --latency takes.")]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="Number of passes for --latency.")]
 
 
 @command
@@ -42,11 +41,12 @@ def evaluate(
     workers: Workers = 1,
     device: Device = None,
 ) -> None:
-    """Measure accuracy (where there are labels), agreement with the original, size and time.
+    """Measure accuracy (if there are labels), agreement with the original, size and latency.
 
-    Agreement is the share of images on which both models answer alike; it needs
-    no labels. It also gives a certificate: a bound for images nobody has seen,
-    valid where these images are like them and had no part in making the model.
+    Agreement is the share of images on which both models give the same answer; it
+    needs no labels. It also gives a certificate: a lower bound on the agreement
+    on new images of the same kind, valid if the images measured here had no part
+    in making the model.
 
     [bold]Examples[/bold]
 
@@ -55,23 +55,24 @@ def evaluate(
       tensigma evaluate zoo:digits-cnn --weights digits.pth --data 'digits:?split=val'
     """
     original = model_of(screen, model, weights, device, warn=compressed is None)
-    images = needed(data_of(data, batch_size, workers), "no data was named; give for example --data imagefolder:DIR")
-    network, beside = original, None
+    images = required_data(data, batch_size, workers)
+    network, reference = original, None
     if compressed is not None:
-        network, beside = compressed_of(screen, compressed, original), original
+        network = compressed_of(screen, compressed, original)
         if is_untrained(model, weights):
-            beside = None
-            screen.note("the original's own weights are not given (--weights), so nothing is compared with it")
+            screen.note("nothing is compared with the original, whose trained weights are not given (--weights)")
+        else:
+            reference = original
     if not screen.speaks:
         return
-    fresh = not any(may_share(name_of(images), name) for name in _made_with(compressed))
-    if beside is not None and not fresh:
-        screen.note("no certificate: the model may have been made with some of these very images")
+    fresh = not any(ts.zoo.may_share(name_of(images), name) for name in _data_behind(compressed))
+    if reference is not None and not fresh:
+        screen.note("no certificate: some of these images may have had a part in making the model")
     with screen.progress("evaluating") as progress:
-        found = measure(
+        evaluation = ts.evaluate(
             network,
             images,
-            original=beside,
+            original=reference,
             latency=latency,
             rounds=rounds,
             max_samples=max_samples,
@@ -82,17 +83,19 @@ def evaluate(
         "model": model,
         "compressed": None if compressed is None else str(compressed),
         "data": name_of(images),
-        **found.to_json(),
+        **evaluation.to_json(),
     }
-    screen.note(f"{found.samples:,} samples of {name_of(images)}")
-    certificate = [] if found.certificate is None else [str(found.certificate)]
-    screen.result("evaluate", facts, evaluation_table(found), *certificate)
+    screen.note(f"{evaluation.samples:,} samples of {name_of(images)}")
+    certificate = [] if evaluation.certificate is None else [str(evaluation.certificate)]
+    screen.result("evaluate", facts, evaluation_table(evaluation), *certificate)
 
 
-def _made_with(compressed: Path | None) -> set[str]:
-    """The data that a compressed model was calibrated or chosen with, as far as its report tells."""
+def _data_behind(compressed: Path | None) -> set[str]:
+    """The names of the data that had a part in making a compressed model, as far as its report tells."""
+    if compressed is None:
+        return set()
     try:
-        report = Report.from_json(json.loads(((compressed or Path()) / "report.json").read_text(encoding="utf-8")))
+        report = ts.Report.from_json(json.loads((compressed / "report.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, StoreError):
         return set()
     weighed_on = report.notes.get("weighing", {}).get("data")

@@ -5,25 +5,22 @@ from __future__ import annotations
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from torch import nn
 
+import tensigma as ts
 from tensigma.cli.command import command
+from tensigma.cli.loading import Network
 from tensigma.cli.options import Force
 from tensigma.cli.outputs import check_file
 from tensigma.cli.screen import Screen
 from tensigma.cli.subject import OriginalName, SampleShape, Subject, SubjectName, SubjectWeights, subject_of
 from tensigma.cli.tables import Columns
-from tensigma.deployment import Exported, measure_together, read_exported
-from tensigma.deployment import export as write
-from tensigma.evaluation import Timing, size_of
-from tensigma.report import milliseconds, short, speed, times
 
 
 class FileFormat(StrEnum):
-    """Formats by the names that people write."""
+    """Formats by the names that are typed."""
 
     onnx = "onnx"
     torch_export = "torch-export"
@@ -31,16 +28,18 @@ class FileFormat(StrEnum):
 
 _RUNTIMES = {FileFormat.onnx: "ONNX Runtime", FileFormat.torch_export: "torch.export"}
 Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write, such as small.onnx.")]
-Format = Annotated[FileFormat, typer.Option("--format", help="onnx for ONNX Runtime; torch-export for PyTorch.")]
-FixedBatch = Annotated[bool, typer.Option("--fixed-batch", help="Take batches of --batch inputs only.")]
+Format = Annotated[FileFormat, typer.Option("--format", help="onnx for ONNX Runtime, torch-export for PyTorch.")]
+FixedBatch = Annotated[bool, typer.Option("--fixed-batch", help="Accept only batches of --batch inputs.")]
 Tolerance = Annotated[
     float | None,
-    typer.Option("--tolerance", metavar="X", help="The difference that may be, as a share of the largest output."),
+    typer.Option("--tolerance", metavar="X", help="Largest accepted difference, as a share of the largest output."),
 ]
-Opset = Annotated[int | None, typer.Option("--opset", min=18, metavar="N", help="Version of ONNX operators.")]
-WithLatency = Annotated[bool, typer.Option("--latency/--no-latency", help="Measure time, on one thread, in turns.")]
-Batch = Annotated[int, typer.Option("--batch", min=1, metavar="N", help="Inputs at a time, for --latency.")]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="Passes that --latency takes.")]
+Opset = Annotated[int | None, typer.Option("--opset", min=18, metavar="N", help="Version of the ONNX operators.")]
+WithLatency = Annotated[
+    bool, typer.Option("--latency/--no-latency", help="Measure latency, on one thread, alternating between models.")
+]
+Batch = Annotated[int, typer.Option("--batch", min=1, metavar="N", help="Inputs in a batch, for --latency.")]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="Number of passes for --latency.")]
 
 
 @command
@@ -60,11 +59,10 @@ def export(
     rounds: Rounds = 20,
     force: Force = False,
 ) -> None:
-    """Write a model as one file that runs without tensigma and without its code.
+    """Write a model as one file that runs without tensigma and without the model's code.
 
-    The file is compared with the model on batches of several sizes before it
-    takes its place; one that computes something else is not kept. Then both are
-    timed, and the original beside them.
+    Before the file is kept, its outputs are compared with those of the model on
+    batches of several sizes. Then both are timed, and the original beside them.
 
     [bold]Examples[/bold]
 
@@ -77,7 +75,7 @@ def export(
     subject = subject_of(screen, model, original, weights)
     example = subject.example(input, batch)
     screen.note(f"writing {out}")
-    found = write(
+    exported = ts.export(
         subject.network,
         out,
         example,
@@ -86,50 +84,57 @@ def export(
         tolerance=tolerance,
         opset=opset,
     )
-    times_found: dict[str, Timing] = {}
+    timings: dict[str, ts.evaluation.Timing] = {}
     if latency:
-        screen.note(f"measuring time: {rounds} passes over {batch} inputs, on one thread, in turns")
+        screen.note(f"measuring latency: {rounds} passes of {batch} inputs, on one thread, alternating between models")
         with TemporaryDirectory(prefix="tensigma-") as scratch:
-            models = _models(subject, found, Path(scratch) / "original", example)
-            times_found = measure_together(models, example, rounds=rounds)
-    sizes = {"model": size_of(subject.network, example[:1])}
+            models = _timed_models(subject, exported, Path(scratch) / "original", example)
+            timings = ts.deployment.measure_together(models, example, rounds=rounds)
+    sizes = {"model": ts.evaluation.size_of(subject.network, example[:1])}
     if subject.original is not None:
-        sizes["original"] = size_of(subject.original, example[:1])
+        sizes["original"] = ts.evaluation.size_of(subject.original, example[:1])
     facts = {
         "model": model,
-        **found.to_json(),
+        **exported.to_json(),
         "sizes": {name: vars(size) for name, size in sizes.items()},
-        "latency": {name: vars(each) for name, each in times_found.items()},
+        "latency": {name: vars(timing) for name, timing in timings.items()},
     }
-    rows = [
-        ["largest difference", "", f"{_difference(found):.1e}", "of the largest output"],
-        ["bytes of the file", "", short(found.bytes, "B"), ""],
-    ]
-    if "original" in sizes:
-        before, after = sizes["original"], sizes["model"]
-        rows.append(["MACs", short(before.macs), short(after.macs), times(before.macs, after.macs)])
-    for runtime, name in (("eager", "PyTorch"), ("file", _RUNTIMES[format])):
-        own, first = times_found.get(f"model, {runtime}"), times_found.get(f"original, {runtime}")
-        if own is not None:
-            gain = "" if first is None else speed(first.minimum / own.minimum)
-            rows.append([f"latency, {name}", milliseconds(first), milliseconds(own), gain])
-    header = ["", ">original", ">model", ">"]
-    if subject.original is None:
-        header, rows = [header[0], *header[2:]], [[row[0], *row[2:]] for row in rows]
-    screen.result("export", facts, Columns(header, rows))
-    screen.note(f"compared on batches of {', '.join(map(str, found.batches))}; written to {out}")
+    screen.result("export", facts, _table(exported, sizes, timings, _RUNTIMES[format]))
+    screen.note(f"compared on batches of {', '.join(map(str, exported.batches))}; written to {out}")
 
 
-def _models(subject: Subject, found: Exported, place: Path, example: object) -> dict[str, nn.Module]:
-    """Everything that is timed: the model and its original, in PyTorch and as files."""
-    models = {"model, eager": subject.network, "model, file": read_exported(found.path, found.format)}
+def _timed_models(subject: Subject, exported: ts.Exported, scratch: Path, example: Any) -> dict[str, Network]:
+    """The model and its original, in PyTorch and as files."""
+    read = ts.deployment.read_exported
+    models = {"model, eager": subject.network, "model, file": read(exported.path, exported.format)}
     if subject.original is not None:
-        write(subject.original, place, example, format=found.format, opset=found.opset, check=False)
+        ts.export(subject.original, scratch, example, format=exported.format, opset=exported.opset, check=False)
         models["original, eager"] = subject.original
-        models["original, file"] = read_exported(place, found.format)
+        models["original, file"] = read(scratch, exported.format)
     return models
 
 
-def _difference(found: Exported) -> float:
-    assert found.max_difference is not None
-    return found.max_difference / found.largest_output if found.largest_output else 0.0
+def _table(
+    exported: ts.Exported,
+    sizes: dict[str, ts.evaluation.Size],
+    timings: dict[str, ts.evaluation.Timing],
+    runtime: str,
+) -> Columns:
+    short, milliseconds = ts.report.short, ts.report.milliseconds
+    assert exported.max_difference is not None
+    difference = exported.max_difference / exported.largest_output if exported.largest_output else 0.0
+    rows = [
+        ["largest difference", "", f"{difference:.1e}", "of the largest output"],
+        ["bytes of the file", "", short(exported.bytes, "B"), ""],
+    ]
+    if "original" in sizes:
+        before, after = sizes["original"].macs, sizes["model"].macs
+        rows.append(["MACs", short(before), short(after), ts.report.times(before, after)])
+    for form, name in (("eager", "PyTorch"), ("file", runtime)):
+        timing, first = timings.get(f"model, {form}"), timings.get(f"original, {form}")
+        if timing is not None:
+            gain = "" if first is None else ts.report.speed(first.minimum / timing.minimum)
+            rows.append([f"latency, {name}", milliseconds(first), milliseconds(timing), gain])
+    if "original" in sizes:
+        return Columns(["", ">original", ">model", ">"], rows)
+    return Columns(["", ">model", ">"], [[row[0], *row[2:]] for row in rows])

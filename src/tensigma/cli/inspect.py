@@ -6,30 +6,24 @@ from collections import Counter
 from contextlib import ExitStack
 from typing import Annotated, Any
 
-import torch
 import typer
-from torch import Tensor, nn
 
+import tensigma as ts
 from tensigma.cli.command import command
-from tensigma.cli.loading import model_of
+from tensigma.cli.loading import Network, model_of
 from tensigma.cli.options import ModelName, Weights
-from tensigma.cli.parsing import Shape, parse_shape
+from tensigma.cli.parsing import parse_shape
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.errors import InputError
-from tensigma.layers import Geometry, Layer, find_layers
-from tensigma.planning import first_convolution
-from tensigma.report import number, short
-from tensigma.running import borrowed
-from tensigma.solving import METHODS
 
 InputShape = Annotated[
-    Shape | None,
+    Any,
     typer.Option(
         "--input",
         parser=parse_shape,
         metavar="CxHxW",
-        help="Shape of one sample, to count MACs; 3x224x224 for torchvision and timm, known for zoo models.",
+        help="Shape of one sample, for counting MACs; 3x224x224 for torchvision and timm, known for zoo models.",
     ),
 ]
 
@@ -45,64 +39,35 @@ def inspect(screen: Screen, model: ModelName, weights: Weights = None, input: In
       tensigma inspect zoo:digits-cnn --json
     """
     network = model_of(screen, model, weights, None, warn=False)
-    layers = find_layers(network)
+    layers = ts.layers.find_layers(network)
     if not layers:
         raise InputError(f"{model} has no convolution or Linear layer, so there is nothing to compress")
-    shape = input.sizes if input else usual_input(model)
-    macs: Counter[str] | None = None
-    if shape is None:
-        screen.note("MACs are not counted: give the shape of one sample with --input, such as --input 3x224x224")
-    else:
-        try:
-            macs = macs_by_layer(network, layers, torch.zeros(1, *shape))
-        except Exception as error:
-            if input is not None:
-                raise InputError(f"the model rejects an input of shape {shape}: {error}") from error
-            screen.note(f"MACs are not counted: the model rejects an input of shape {shape}; give another with --input")
+    shape = input or usual_input(model)
+    macs = _counted(screen, network, layers, shape, asked=input is not None)
     facts = [_facts(layer, None if macs is None else macs[layer.name]) for layer in layers]
-    n_params = sum(parameter.numel() for parameter in network.parameters())
-    n_open = sum(fact["params"] for fact in facts if fact["compressible"])
-    total = None if macs is None else sum(macs.values())
+    left_dense = ts.planning.first_convolution(layers)
     for fact in facts:
-        fact["skipped_by_default"] = fact["compressible"] and fact["name"] in first_convolution(layers)
-    rows = [_row(fact) for fact in facts]
-    open_share = f"{n_open / max(n_params, 1):.0%} of the parameters can be compressed"
-    rows.append(["whole model", "", "", number(n_params), short(total), open_share])
+        fact["skipped_by_default"] = fact["compressible"] and fact["name"] in left_dense
+    n_params = sum(parameter.numel() for parameter in network.parameters())
+    n_compressible = sum(fact["params"] for fact in facts if fact["compressible"])
+    total_macs = None if macs is None else sum(macs.values())
     data = {
         "model": model,
         "input": None if shape is None else list(shape),
         "params": n_params,
-        "compressible_params": n_open,
-        "macs": total,
+        "compressible_params": n_compressible,
+        "macs": total_macs,
         "layers": facts,
     }
+    rows = [_row(fact) for fact in facts]
+    share = f"{n_compressible / max(n_params, 1):.0%} of the parameters can be compressed"
+    rows.append(["whole model", "", "", ts.report.number(n_params), ts.report.short(total_macs), share])
     header = ["layer", "kind", "shape", ">parameters", ">MACs", "formats, or why it stays dense"]
     screen.result("inspect", data, Columns(header, rows, n_totals=1, remarks=5))
 
 
-def macs_by_layer(model: nn.Module, layers: list[Layer], sample: Tensor) -> Counter[str]:
-    """Multiply-adds of each layer for one ``sample`` (1, …), as often as it is called."""
-    found: Counter[str] = Counter()
-
-    def count(name: str, geometry: Geometry) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if args and isinstance(args[0], Tensor):
-                shape = args[0].shape
-                found[name] += geometry.macs_from(shape[1:-1] if geometry.kind == "linear" else shape[2:])
-
-        return hook
-
-    with ExitStack() as stack, torch.no_grad():
-        stack.enter_context(borrowed(model))
-        for layer in layers:
-            if layer.geometry is not None:
-                stack.callback(layer.module.register_forward_hook(count(layer.name, layer.geometry)).remove)
-        model(sample)
-    return found
-
-
 def usual_input(model: str) -> tuple[int, ...] | None:
-    """The shape of one sample that models of this name are made for."""
+    """The usual shape of one sample for the model of this name; None for a model of the user's own."""
     scheme, _, rest = model.partition(":")
     name = rest.partition("?")[0]
     if scheme == "zoo" and name == "digits-cnn":
@@ -114,16 +79,55 @@ def usual_input(model: str) -> tuple[int, ...] | None:
     return None
 
 
-def _facts(layer: Layer, macs: int | None) -> dict[str, Any]:
-    formats, reasons = [], []
-    for name, method in METHODS.items():
-        reason = layer.why_not(method.format_type)
-        pointwise = layer.geometry is not None and layer.geometry.is_pointwise
-        if reason is None and not (pointwise and name != "svd"):
-            formats.append(name)
-        elif reason is not None:
-            reasons.append(reason)
+def _counted(
+    screen: Screen, network: Network, layers: list[ts.layers.Layer], shape: tuple[int, ...] | None, *, asked: bool
+) -> Counter[str] | None:
+    """Layer → MACs for one sample of ``shape``; None if they cannot be counted."""
+    if shape is None:
+        screen.note("MACs are not counted; give the shape of one sample with --input, such as --input 3x224x224")
+        return None
+    try:
+        return _macs_by_layer(network, layers, shape)
+    except Exception as error:
+        if asked:
+            raise InputError(f"the model rejects an input of shape {shape}: {error}") from error
+        screen.note(f"MACs are not counted: the model rejects an input of shape {shape}; give another one with --input")
+        return None
+
+
+def _macs_by_layer(network: Network, layers: list[ts.layers.Layer], shape: tuple[int, ...]) -> Counter[str]:
+    """Multiply-adds of each layer for one sample; a layer that is called twice counts twice."""
+    import torch
+
+    macs: Counter[str] = Counter()
+
+    def counting(name: str, geometry: ts.layers.Geometry) -> Any:
+        def hook(module: Network, args: tuple[Any, ...], output: Any) -> None:
+            if args and isinstance(args[0], torch.Tensor):
+                sizes = args[0].shape
+                macs[name] += geometry.macs_from(sizes[1:-1] if geometry.kind == "linear" else sizes[2:])
+
+        return hook
+
+    with ExitStack() as stack, torch.no_grad():
+        stack.enter_context(ts.running.borrowed(network))
+        for layer in layers:
+            if layer.geometry is not None:
+                stack.callback(layer.module.register_forward_hook(counting(layer.name, layer.geometry)).remove)
+        network(torch.zeros(1, *shape))
+    return macs
+
+
+def _facts(layer: ts.layers.Layer, macs: int | None) -> dict[str, Any]:
     geometry = layer.geometry
+    pointwise = geometry is not None and geometry.is_pointwise
+    formats, reasons = [], []
+    for name, method in ts.solving.METHODS.items():
+        reason = layer.why_not(method.format_type)
+        if reason is not None:
+            reasons.append(reason)
+        elif name == "svd" or not pointwise:
+            formats.append(name)
     return {
         "name": layer.name,
         "kind": type(layer.module).__name__,
@@ -136,7 +140,7 @@ def _facts(layer: Layer, macs: int | None) -> dict[str, Any]:
     }
 
 
-def _shape(geometry: Geometry) -> str:
+def _shape(geometry: ts.layers.Geometry) -> str:
     text = f"{geometry.in_channels} → {geometry.out_channels}"
     if geometry.kernel_size:
         text += ", " + "×".join(map(str, geometry.kernel_size))
@@ -150,5 +154,6 @@ def _shape(geometry: Geometry) -> str:
 def _row(fact: dict[str, Any]) -> list[str]:
     last = ", ".join(fact["formats"]) or fact["reason"]
     if fact["skipped_by_default"]:
-        last += " (but left dense unless --skip says otherwise)"
-    return [fact["name"], fact["kind"], fact["shape"] or "", number(fact["params"]), short(fact["macs"]), last]
+        last += " (left dense unless --skip says otherwise)"
+    params, macs = ts.report.number(fact["params"]), ts.report.short(fact["macs"])
+    return [fact["name"], fact["kind"], fact["shape"] or "", params, macs, last]

@@ -1,23 +1,17 @@
-"""Options that several commands share, each described once."""
+"""Options that several commands share, each described once.
+
+typer evaluates these annotations, so none of them may need torch: an option whose parser makes a type of the library is
+Any here.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import torch
 import typer
 
-from tensigma.cli.parsing import (
-    METHOD_NAMES,
-    NORM_NAMES,
-    parse_budget,
-    parse_device,
-    parse_method,
-    parse_norm,
-    parse_ranks,
-)
-from tensigma.planning import Budget, RankRule
+from tensigma.cli.parsing import METHODS, NORMS, parse_budget, parse_device, parse_method, parse_norm, parse_ranks
 
 _MODEL, _DATA, _WHAT = "Model", "Data", "What to do"
 
@@ -32,26 +26,27 @@ Weights = Annotated[
     typer.Option(
         "--weights",
         metavar="FILE",
-        help="Trained weights: .safetensors, or a .pth that holds tensors only. Without it they are random.",
+        help="Trained weights: .safetensors, or a .pth that holds tensors only. Without them the weights are random.",
         rich_help_panel=_MODEL,
     ),
 ]
 Device = Annotated[
-    torch.device | None,
+    Any,
     typer.Option(
         "--device", parser=parse_device, metavar="DEVICE", help="cpu (default), cuda, cuda:1 …", rich_help_panel=_MODEL
     ),
 ]
 Seed = Annotated[
     int,
-    typer.Option("--seed", min=0, metavar="N", help="Of whatever is random.", rich_help_panel=_WHAT),
+    typer.Option("--seed", min=0, metavar="N", help="Seed for everything random.", rich_help_panel=_WHAT),
 ]
 DataNames = Annotated[
     list[str] | None,
     typer.Option(
         "--data",
         metavar="DATA",
-        help="imagefolder:DIR, cifar10:DIR, npz:FILE, digits: or path/to/file.py:function; several make a mixture.",
+        help="Images: imagefolder:DIR, cifar10:DIR, npz:FILE, digits: or path/to/file.py:function. Repeat the option "
+        "to mix several.",
         rich_help_panel=_DATA,
     ),
 ]
@@ -59,47 +54,49 @@ Weigh = Annotated[
     bool | None,
     typer.Option(
         "--weigh/--no-weigh",
-        help="Share out --budget by what an error in each layer does to the answers, measured on some images of "
-        "--data, where plans that are tried on them say that it does better than counting all layers alike; always "
-        "with drop=X, on its held-out images. By default wherever there are such images.",
+        help="Share out --budget by how much an error in each layer changes the model's answers, measured on some "
+        "images of --data, if trial plans do better that way than with all layers counted alike. With drop=X it is "
+        "always done, on the held-out images. On by default if there are such images.",
         rich_help_panel=_WHAT,
         show_default=False,
     ),
 ]
 BatchSize = Annotated[
-    int, typer.Option("--batch-size", min=1, metavar="N", help="Images at a time.", rich_help_panel=_DATA)
+    int, typer.Option("--batch-size", min=1, metavar="N", help="Images in a batch.", rich_help_panel=_DATA)
 ]
 Workers = Annotated[
     int, typer.Option("--workers", min=0, metavar="N", help="Threads that read images.", rich_help_panel=_DATA)
 ]
 MaxSamples = Annotated[
     int | None,
-    typer.Option("--max-samples", min=1, metavar="N", help="Use no more than N images.", rich_help_panel=_DATA),
+    typer.Option("--max-samples", min=1, metavar="N", help="Use at most N images.", rich_help_panel=_DATA),
 ]
 Stats = Annotated[
     Path | None,
-    typer.Option("--stats", metavar="DIR", help="Statistics that 'tensigma calibrate' wrote.", rich_help_panel=_DATA),
+    typer.Option(
+        "--stats", metavar="DIR", help="Folder of statistics from 'tensigma calibrate'.", rich_help_panel=_DATA
+    ),
 ]
 BudgetOption = Annotated[
-    Budget | None,
+    Any,
     typer.Option(
         "--budget",
         parser=parse_budget,
         metavar="KIND=X",
-        help="The share of the whole model that may remain: params=0.5, macs=40%, latency=0.6 (time on this machine; "
-        "more exactly latency=0.6,runtime=eager,batch=8). Or the share of its answers that may be lost: drop=0.01, "
-        "searched on --holdout.",
+        help="The share of the whole model that may remain: params=0.5, macs=40% or latency=0.6 (time on this machine; "
+        "in full latency=0.6,runtime=eager,batch=8). Or the share of its answers that may be lost: drop=0.01, measured "
+        "on --holdout.",
         rich_help_panel=_WHAT,
     ),
 ]
 RanksOption = Annotated[
-    RankRule | None,
+    Any,
     typer.Option(
         "--ranks",
         parser=parse_ranks,
         metavar="RULE=X",
-        help="A rule instead of a budget: vbmf=0.5 (from the weights), sigma-vbmf=0.5 (from what they do to the data), "
-        "energy=0.99 (of each layer's output).",
+        help="A rule instead of a budget: vbmf=0.5 (from the weights), sigma-vbmf=0.5 (from the weights and the data) "
+        "or energy=0.99 (the share of each layer's output energy to keep).",
         rich_help_panel=_WHAT,
     ),
 ]
@@ -108,8 +105,8 @@ Holdout = Annotated[
     typer.Option(
         "--holdout",
         metavar="DATA",
-        help="Images on which --budget drop=X is searched: others than those of --data and of any evaluation. Labels "
-        "are read where there are any. Without it every fifth batch of --data is held out.",
+        help="Images on which --budget drop=X is measured. Take none of --data and none that the result will be "
+        "evaluated on. Labels are used if there are any. Without this option every fifth batch of --data is held out.",
         rich_help_panel=_DATA,
     ),
 ]
@@ -119,7 +116,8 @@ MethodName = Annotated[
         "--method",
         parser=parse_method,
         metavar="NAME",
-        help=f"{', '.join(METHOD_NAMES)}. 1×1 and Linear layers take svd in any case.",
+        help=f"{', '.join(METHODS)}. 1×1 convolutions and Linear layers always take svd.",
+        autocompletion=lambda: list(METHODS),
         rich_help_panel=_WHAT,
     ),
 ]
@@ -129,7 +127,8 @@ NormName = Annotated[
         "--norm",
         parser=parse_norm,
         metavar="NAME",
-        help=f"{', '.join(NORM_NAMES)}. Only frobenius does without data.",
+        help=f"{', '.join(NORMS)}. Only frobenius needs no data.",
+        autocompletion=lambda: list(NORMS),
         rich_help_panel=_WHAT,
     ),
 ]
@@ -147,8 +146,16 @@ Skip = Annotated[
     typer.Option(
         "--skip",
         metavar="NAMES",
-        help="Layers to leave as they are; the first convolution by default, 'none' for none.",
+        help="Layers to leave as they are. By default the first convolution; 'none' for no layer.",
         rich_help_panel=_WHAT,
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace earlier output of the same kind.", rich_help_panel=_WHAT)]
+ForceWeights = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Replace earlier output of the same kind, and accept statistics and plans made with other weights.",
+        rich_help_panel=_WHAT,
+    ),
+]

@@ -1,4 +1,4 @@
-"""Output that is complete or not there at all, and that replaces nothing unasked."""
+"""Output that is written completely or not at all, and that replaces nothing without ``--force``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CALIBRATION = "tensigma-calibration"
 
 
 def check_folder(target: Path, *, force: bool, format: str) -> None:
-    """Refuse a folder that cannot become output, before long work starts."""
+    """Refuse a folder that cannot be written, before long work starts."""
     _check_parents(target)
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise StoreError(f"{target} exists and is not a folder; choose another --out")
@@ -27,7 +27,7 @@ def check_folder(target: Path, *, force: bool, format: str) -> None:
 
 
 def check_file(target: Path, *, force: bool) -> None:
-    """Refuse a file that must not be replaced, before any work starts."""
+    """Refuse a file that cannot be written, before long work starts."""
     _check_parents(target)
     if target.is_dir():
         raise StoreError(f"{target} is a folder; give --out the name of a file")
@@ -42,13 +42,18 @@ def write_text(target: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
+def to_json(data: object) -> str:
+    """The text of a JSON file."""
+    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+
+
 def _check_parents(target: Path) -> None:
     for parent in target.absolute().parents:
         if parent.exists():
             if not parent.is_dir():
-                raise StoreError(f"{target} cannot be made: {parent} is not a folder")
+                raise StoreError(f"{target} cannot be written: {parent} is not a folder")
             if not os.access(parent, os.W_OK):
-                raise StoreError(f"{target} cannot be made: {parent} may not be written to")
+                raise StoreError(f"{target} cannot be written: {parent} is not writable")
             return
 
 

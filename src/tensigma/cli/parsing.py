@@ -1,32 +1,40 @@
-"""Strings from a person, made into types; each refusal says what came and what is accepted."""
+"""Words of a command line turned into types. An error says what was typed and what is accepted."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 import typer
 
+import tensigma as ts
 from tensigma.errors import InputError
-from tensigma.planning import VBMF, Budget, Drop, Energy, Latency, Macs, Params, RankRule, SigmaVBMF
-from tensigma.solving import METHODS, NORMS
 
-_BUDGETS: Mapping[str, Callable[..., Budget]] = {"params": Params, "macs": Macs, "latency": Latency, "drop": Drop}
-_RULES: Mapping[str, Callable[..., RankRule]] = {"vbmf": VBMF, "sigma-vbmf": SigmaVBMF, "energy": Energy}
-#: What may follow the number, with commas between.
+#: What --method and --norm accept. The library's own tables come with torch; a test compares them with these.
+METHODS = ("auto", "tucker2", "cp", "cp-joint", "deflation", "svd", "spatial-svd", "tensor-train")
+NORMS = ("centred", "sigma", "frobenius", "fisher", "activation")
+#: Settings that may follow the number of a budget, separated by commas.
 _SETTINGS: Mapping[str, Mapping[str, Callable[[str], Any]]] = {
     "latency": {"runtime": str, "batch": int},
     "drop": {"measure": str, "trials": int},
 }
 
-METHOD_NAMES = ("auto", *METHODS)
-NORM_NAMES = tuple(NORMS)
+
+def _without_completion(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """``parse``, except while the shell completes a line: the types that words are turned into would import torch."""
+
+    @functools.wraps(parse)
+    def parser(text: str) -> Any:
+        return text if "_TENSIGMA_COMPLETE" in os.environ else parse(text)
+
+    return parser
 
 
-def parse_budget(text: str) -> Budget:
+@_without_completion
+def parse_budget(text: str) -> ts.planning.Budget:
     """``params=0.5``, ``macs=40%``, ``latency=0.6,runtime=eager,batch=8`` or ``drop=1%``.
 
     >>> parse_budget("params=0.5"), parse_budget("macs=40%")
@@ -34,106 +42,131 @@ def parse_budget(text: str) -> Budget:
     >>> parse_budget("drop=1%,measure=agreement")
     Drop(share=0.01, measure='agreement', trials=8)
     """
-    accepted = "params=0.5, macs=0.5 or latency=0.5, the share of the original that may remain, or drop=0.01, the share"
-    return _named(text, _BUDGETS, f"{accepted} of its answers that may be lost")
+    budgets = {"params": ts.Params, "macs": ts.Macs, "latency": ts.Latency, "drop": ts.Drop}
+    accepted = (
+        "params=0.5, macs=0.5 or latency=0.5 (the share of the original that may remain), or drop=0.01 (the share of"
+        " its answers that may be lost)"
+    )
+    return _built(text, budgets, accepted)
 
 
-def parse_ranks(text: str) -> RankRule:
+@_without_completion
+def parse_ranks(text: str) -> ts.planning.RankRule:
     """``vbmf=0.5``, ``sigma-vbmf=0.5`` or ``energy=0.99``.
 
     >>> parse_ranks("vbmf=0.5"), parse_ranks("sigma-vbmf=0.5"), parse_ranks("energy=99%")
     (VBMF(alpha=0.5), SigmaVBMF(alpha=0.5), Energy(share=0.99))
     """
+    rules = {"vbmf": ts.VBMF, "sigma-vbmf": ts.SigmaVBMF, "energy": ts.Energy}
     accepted = "vbmf=ALPHA or sigma-vbmf=ALPHA, such as vbmf=0.5, or energy=SHARE, such as energy=0.99"
-    return _named(text, _RULES, accepted)
+    return _built(text, rules, accepted)
 
 
-def _named(text: str, makers: Mapping[str, Callable[[float], Any]], accepted: str) -> Any:
+def _built(text: str, types: Mapping[str, Callable[..., Any]], accepted: str) -> Any:
+    """The object that ``NAME=NUMBER,SETTING=…`` describes."""
     first, *rest = text.split(",")
-    name, equals, value = first.partition("=")
-    maker = makers.get(name.strip().lower())
-    if maker is None or not equals:
-        raise typer.BadParameter(f"{text!r} came; write {accepted}")
-    settings = _settings(rest, name.strip().lower())
+    name, equals, number = (part.strip() for part in first.partition("="))
+    if name.lower() not in types or not equals:
+        raise typer.BadParameter(f"got {text!r}; write {accepted}")
     try:
-        share = float(value.strip().removesuffix("%"))
+        share = float(number.removesuffix("%"))
     except ValueError:
-        raise typer.BadParameter(f"{value.strip()!r} is no number; write {accepted}") from None
+        raise typer.BadParameter(f"{number!r} is not a number; write {accepted}") from None
+    settings = _settings(rest, name.lower())
     try:
-        return maker(share / 100 if value.strip().endswith("%") else share, **settings)
+        return types[name.lower()](share / 100 if number.endswith("%") else share, **settings)
     except InputError as error:
         raise typer.BadParameter(str(error)) from None
 
 
 def _settings(items: Sequence[str], name: str) -> dict[str, Any]:
-    """What follows the number, such as ``batch=8``."""
+    """Settings that follow the number, such as ``batch=8``."""
     known = _SETTINGS.get(name, {})
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for item in items:
         key, equals, value = (part.strip() for part in item.partition("="))
         if key not in known or not equals:
-            takes = f"takes {' and '.join(f'{each}=…' for each in known)}" if known else "takes nothing more"
-            raise typer.BadParameter(f"{item.strip()!r} came after {name}=; it {takes}")
+            accepted = " and ".join(f"{setting}=…" for setting in known) or "nothing more"
+            raise typer.BadParameter(f"got {item.strip()!r} after {name}=…, which takes {accepted}")
         try:
-            found[key] = known[key](value)
+            settings[key] = known[key](value)
         except ValueError:
-            raise typer.BadParameter(f"{key}={value!r} came; write a whole number") from None
-    return found
+            raise typer.BadParameter(f"got {key}={value!r}; write a whole number") from None
+    return settings
 
 
 def parse_method(text: str) -> str:
     """One of the methods by name."""
-    return _choice(text, METHOD_NAMES)
+    return _choice(text, METHODS)
 
 
 def parse_norm(text: str) -> str:
     """One of the norms by name."""
-    return _choice(text, NORM_NAMES)
+    return _choice(text, NORMS)
 
 
-def _choice(text: str, names: Iterable[str]) -> str:
-    known = list(names)
-    if text in known:
+def _choice(text: str, names: Sequence[str]) -> str:
+    if text in names:
         return text
-    close = difflib.get_close_matches(text, known, n=1)
-    guess = f"did you mean {close[0]!r}? " if close else ""
-    raise typer.BadParameter(f"{text!r} came; {guess}choose one of {', '.join(known)}")
+    close = difflib.get_close_matches(text, names, n=1)
+    guess = f" (did you mean {close[0]!r}?)" if close else ""
+    raise typer.BadParameter(f"got {text!r}{guess}; choose one of {', '.join(names)}")
 
 
-def parse_device(text: str) -> torch.device:
-    """A device that is there."""
+@_without_completion
+def parse_device(text: str) -> Any:
+    """A torch device that exists on this machine."""
+    import torch
+
     try:
         device = torch.device(text)
     except RuntimeError:
-        raise typer.BadParameter(f"{text!r} is no device; write cpu, cuda or cuda:0") from None
+        raise typer.BadParameter(f"{text!r} is not a device; write cpu, cuda or cuda:0") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise typer.BadParameter(f"{text!r} came, but torch finds no CUDA device; write cpu")
+        raise typer.BadParameter(f"got {text!r}, but torch finds no CUDA device; write cpu")
     return device
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The shape of one sample. A type of its own: typer would take a tuple for several arguments."""
+@_without_completion
+def parse_memory(text: str) -> int:
+    """``4GB`` as bytes."""
+    try:
+        return ts.calibration.parse_bytes(text)
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from None
 
-    sizes: tuple[int, ...]
 
-
-def parse_shape(text: str) -> Shape:
-    """``3x224x224``.
+def parse_shape(text: str) -> tuple[int, ...]:
+    """The shape of one sample.
 
     >>> parse_shape("3x224x224")
-    Shape(sizes=(3, 224, 224))
+    (3, 224, 224)
     """
     sizes = text.lower().replace("×", "x").split("x")
     if not all(size.strip().isdigit() and int(size) > 0 for size in sizes):
-        raise typer.BadParameter(f"{text!r} came; write the shape of one sample, such as 3x224x224")
-    return Shape(tuple(map(int, sizes)))
+        raise typer.BadParameter(f"got {text!r}; write the shape of one sample, such as 3x224x224")
+    return tuple(map(int, sizes))
 
 
-def listed(values: Sequence[str] | None) -> list[str]:
-    """Names given one by one, or several with commas between.
+def parse_rates(values: Sequence[str] | None) -> tuple[float, ...] | None:
+    """Learning rates.
 
-    >>> listed(["conv1,conv2", "layer1.*"])
+    >>> parse_rates(["1e-3,1e-4", "1e-5"])
+    (0.001, 0.0001, 1e-05)
+    """
+    rates = []
+    for text in split_names(values):
+        try:
+            rates.append(float(text))
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is not a number; write --learning-rates 1e-3,1e-4") from None
+    return tuple(rates) or None
+
+
+def split_names(values: Sequence[str] | None) -> list[str]:
+    """Names from an option that may be repeated, and may hold several names separated by commas.
+
+    >>> split_names(["conv1,conv2", "layer1.*"])
     ['conv1', 'conv2', 'layer1.*']
     """
     return [name.strip() for value in values or () for name in value.split(",") if name.strip()]
@@ -141,11 +174,11 @@ def listed(values: Sequence[str] | None) -> list[str]:
 
 def which_layers(values: Sequence[str] | None) -> str | list[str]:
     """``all``, ``spatial``, or names and patterns."""
-    names = listed(values)
+    names = split_names(values)
     return names[0] if names in (["all"], ["spatial"]) else names or "all"
 
 
 def which_skipped(values: Sequence[str] | None) -> list[str] | None:
-    """Names and patterns; ``none`` for no layer at all, None for the usual choice."""
-    names = listed(values)
+    """Names and patterns; ``none`` for no layer at all, None for the library's default."""
+    names = split_names(values)
     return [] if names == ["none"] else names or None

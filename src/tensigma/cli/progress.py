@@ -1,11 +1,11 @@
-"""How far long work has come, as a bar or as lines."""
+"""Progress of long work, as a bar or as lines."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import rich.progress
 from rich.console import Console
@@ -13,15 +13,15 @@ from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskPr
 from rich.table import Column
 from rich.text import Text
 
-from tensigma.running import Progress, samples_per_second
+import tensigma as ts
 
-# Seconds between lines at first and at most: often enough to see that it lives, rarely enough for a log.
+# Seconds between two lines, at first and at most: often enough to show that work goes on, without filling a log.
 _FIRST, _MOST = 2.0, 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Where work stands. ``done`` and ``total`` are in any unit; None where the end is not known."""
+    """A state of work as it is shown. ``done`` and ``total`` are in any unit; None if the end is not known."""
 
     done: float
     total: float | None
@@ -29,34 +29,17 @@ class Step:
     remaining: float | None = None
 
 
-def step_of(state: Any, seconds: float) -> Step:
-    """What the library reports, in the form that is shown, ``seconds`` after the work began.
-
-    Anything else that counts what is done, or samples, towards a total can be shown too.
-    """
+def step_of(state: Step | ts.running.Progress) -> Step:
+    """A state that the library reports, in the form that is shown."""
     if isinstance(state, Step):
         return state
-    if isinstance(state, Progress):
-        if state.share is None:
-            return Step(done=state.done, total=None, text=str(state))
-        return Step(done=state.share, total=1.0, text=str(state), remaining=state.remaining)
-    samples = getattr(state, "samples", None)
-    done, total = getattr(state, "done", samples), getattr(state, "total", None)
-    if done is None:
-        raise TypeError(f"{type(state).__name__} is no progress that can be shown")
-    words = [f"{done:,}" + ("" if total is None else f" of {total:,}") + (" samples" if done is samples else "")]
-    if getattr(state, "loss", None) is not None:
-        words.append(f"loss {state.loss:.3g}")
-    if samples is not None and seconds > 0:
-        words.append(samples_per_second(samples, seconds))
-    remaining = getattr(state, "remaining", None)
-    if remaining is None and total is not None and done > 0:
-        remaining = seconds / done * (total - done)
-    return Step(done=done, total=total, text=", ".join(words), remaining=remaining)
+    if state.share is None:
+        return Step(done=state.done, total=None, text=str(state))
+    return Step(done=state.share, total=1.0, text=str(state), remaining=state.remaining)
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them.
+    """Seconds in words.
 
     >>> duration(0.34), duration(75), duration(7260)
     ('0.3 s', '1 min 15 s', '2 h 1 min')
@@ -68,26 +51,25 @@ def duration(seconds: float) -> str:
 
 
 class _Watch:
-    """Steps with the time that belongs to them: it begins anew when another kind of work begins."""
+    """Measures the time of each kind of work separately: it starts again when the kind of state changes."""
 
     def __init__(self, start: float) -> None:
         self._start = self._last = start
         self._kind: type | None = None
 
-    def step(self, state: Any, now: float) -> tuple[Step, str]:
-        """Where work stands, and the time to go, or after the last step the time taken, in words."""
+    def step(self, state: Step | ts.running.Progress, now: float) -> tuple[Step, str]:
+        """The step, and in words the time to go, or after the last step the time taken."""
         if self._kind not in (None, type(state)):
             self._start = self._last
         self._kind, self._last = type(state), now
-        seconds = now - self._start
-        step = step_of(state, seconds)
+        step = step_of(state)
         if step.total is not None and step.done >= step.total:
-            return step, duration(seconds)
+            return step, duration(now - self._start)
         return step, "" if step.remaining is None else f"{duration(step.remaining)} to go"
 
 
 class _Time(ProgressColumn):
-    """The time to go, which runs on between the steps, or the time taken."""
+    """The time to go, counted down between steps, or the time taken."""
 
     max_refresh = 0.25
 
@@ -99,12 +81,12 @@ class _Time(ProgressColumn):
         if step.done >= step.total:
             return Text(task.fields["taken"], style="dim")
         left = step.remaining - (now - since)
-        # Past the estimate nothing is known but that it goes on.
+        # The estimate has run out, but the work has not ended.
         return Text(f"{duration(left)} to go" if left > 0 else "a moment to go", style="cyan")
 
 
 class Bar:
-    """A bar that moves, for a terminal. It never takes more than one line."""
+    """A moving bar for a terminal. It never takes more than one line."""
 
     def __init__(self, title: str, console: Console) -> None:
         self._progress = rich.progress.Progress(
@@ -127,10 +109,10 @@ class Bar:
         self._progress.start()
         return self
 
-    def update(self, state: Any) -> None:
+    def update(self, state: Step | ts.running.Progress) -> None:
         now = time.perf_counter()
         step, taken = self._watch.step(state, now)
-        # Without an end in sight, the time since the beginning is shown.
+        # If the end is not known, the time since the beginning is shown.
         since = self._begin if step.total is None else now
         self._progress.update(
             self._task, completed=step.done, total=step.total, text=step.text, step=step, taken=taken, since=since
@@ -143,7 +125,7 @@ class Bar:
 
 
 class Lines:
-    """Now and then a line, for files and pipes."""
+    """A line now and then, for files and pipes."""
 
     def __init__(self, title: str, console: Console) -> None:
         self._title, self._console = title, console
@@ -153,15 +135,16 @@ class Lines:
     def __enter__(self) -> Self:
         return self
 
-    def update(self, state: Any) -> None:
+    def update(self, state: Step | ts.running.Progress) -> None:
         now = time.perf_counter()
-        step, rest = self._watch.step(state, now)
+        step, time_in_words = self._watch.step(state, now)
         ends = step.total is not None and step.done >= step.total
         if not ends and now - self._last < self._pause:
             return
         if not ends:
             self._last, self._pause = now, min(2 * self._pause, _MOST)
-        self._console.print(Text(", ".join(filter(None, [f"{self._title}: {step.text}", rest]))), soft_wrap=True)
+        words = [f"{self._title}: {step.text}", time_in_words]
+        self._console.print(Text(", ".join(filter(None, words))), soft_wrap=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -15,87 +15,81 @@ import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-import tensigma
+import tensigma as ts
 from tensigma.cli.progress import Bar, Lines
 from tensigma.errors import CalibrationWarning, NumericalWarning
-from tensigma.running import rank_and_size
 
-# Wide enough for any table: text that goes to a file is not cut to the width of a window.
+# Wide enough for any table: text written to a file is not cut to the width of a window.
 _UNLIMITED = 1000
 
 
 class Screen:
     """Standard output and standard error of one command.
 
-    Where several processes work together, the first one speaks for all; only errors are heard from the others.
+    If several processes work together, only the first one shows anything; the others show only errors.
     """
 
     def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
         self.json, self.quiet, self.verbose = json, quiet, verbose
-        self.rank, self.size = rank_and_size()
+        self.rank, self.size = ts.running.rank_and_size()
         self._out = _console(stderr=False)
         self._err = _console(stderr=True)
 
     @property
     def speaks(self) -> bool:
-        """Whether this process is the one that shows and writes."""
+        """Whether this process is the one that shows results and writes files."""
         return self.rank == 0
 
     def result(self, command: str, data: Mapping[str, Any], *shown: RenderableType) -> None:
-        """What the command was asked for: ``data`` as JSON, or ``shown`` for a reader."""
+        """The result of the command: ``data`` as JSON, or ``shown`` for a reader."""
         if not self.speaks:
             return
         if self.json:
-            complete = {"command": command, "tensigma": tensigma.__version__, **data}
+            complete = {"command": command, "tensigma": ts.__version__, **data}
             typer.echo(json.dumps(_strict(complete), indent=1, ensure_ascii=False, allow_nan=False))
             return
         for item in shown:
             self._out.print(item, markup=False, highlight=False, emoji=False)
 
     def show(self, *shown: RenderableType) -> None:
-        """Something for a reader along the way, beside the result."""
+        """Something for a reader that is not the result."""
         if self.speaks and not self.quiet:
             for item in shown:
                 self._err.print(item, markup=False, highlight=False, emoji=False)
 
     def note(self, text: str) -> None:
-        """A remark along the way."""
+        """A note on what is being done."""
         if self.speaks and not self.quiet:
             self._err.print(Text(text, style="dim"), soft_wrap=True)
 
-    def detail(self, text: str) -> None:
-        """A remark for those who want to know more."""
-        if self.verbose:
-            self.note(text)
-
     def warn(self, text: str) -> None:
-        """Something that deserves a look, though the work goes on."""
+        """A warning; the work goes on."""
         if self.speaks:
             self._err.print(Text.assemble(("warning: ", "bold yellow"), text), soft_wrap=True)
 
     def error(self, text: str) -> None:
-        """Why the work could not be done."""
-        whose = "" if self.size == 1 else f"process {self.rank} of {self.size}: "
-        self._err.print(Text.assemble(("error: ", "bold red"), whose, text), soft_wrap=True)
+        """Why the work failed."""
+        process = "" if self.size == 1 else f"process {self.rank} of {self.size}: "
+        self._err.print(Text.assemble(("error: ", "bold red"), process, text), soft_wrap=True)
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[Any], None]]:
-        """A callback for the library: a moving bar on a terminal, now and then a line elsewhere."""
+        """A function to pass as ``progress``: it moves a bar on a terminal and prints lines elsewhere."""
         if not self.speaks or self.quiet:
             yield lambda state: None
             return
-        kind = Bar if self._err.is_terminal else Lines
-        with kind(title, self._err) as shown:
+        display = Bar if self._err.is_terminal else Lines
+        with display(title, self._err) as shown:
             yield shown.update
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Show the library's warnings, and with ``verbose`` its log, for as long as the block lasts."""
+        """Show the library's warnings, and with ``verbose`` its log, while the block runs."""
         handler = _Handler(self)
         logger = logging.getLogger("tensigma")
         level = logger.level
         with warnings.catch_warnings():
-            # Warnings of other libraries are for their developers, not for whoever runs this command.
+            # Warnings of other libraries are meant for developers.
             warnings.simplefilter("default" if self.verbose else "ignore")
             for category in (CalibrationWarning, NumericalWarning):
                 warnings.simplefilter("always", category)
@@ -128,7 +122,7 @@ def _console(*, stderr: bool) -> Console:
 
 
 def _strict(value: Any) -> Any:
-    """The same with what JSON has no word for made null."""
+    """The same, with null for numbers that JSON cannot hold."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

@@ -1,30 +1,29 @@
-"""A network to work on: a model by name, or a compressed one in its folder, with its original."""
+"""The network that a command works on: a model by name, or a compressed one in its folder, with its original."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import torch
 import typer
-from torch import Tensor, nn
 
+import tensigma as ts
 from tensigma.cli.inspect import usual_input
-from tensigma.cli.loading import compressed_of, is_untrained, model_of
+from tensigma.cli.loading import Network, compressed_of, is_untrained, model_of
 from tensigma.cli.outputs import MODEL, is_output
-from tensigma.cli.parsing import Shape, parse_shape
+from tensigma.cli.parsing import parse_shape
 from tensigma.cli.report import read_report
 from tensigma.cli.screen import Screen
 from tensigma.errors import InputError, StoreError
-from tensigma.zoo import Spec
 
 SubjectName = Annotated[
     str,
     typer.Argument(
         metavar="MODEL|DIR",
         show_default=False,
-        help="A folder that 'tensigma compress' wrote, or a model: torchvision:NAME, timm:NAME, zoo:NAME or"
+        help="A folder from 'tensigma compress', or a model: torchvision:NAME, timm:NAME, zoo:NAME or"
         " path/to/file.py:function.",
     ),
 ]
@@ -33,7 +32,7 @@ OriginalName = Annotated[
     typer.Option(
         "--original",
         metavar="MODEL",
-        help="The original of a folder; by default what its report says.",
+        help="The model that DIR was compressed from; by default the one that DIR/report.json names.",
         rich_help_panel="Model",
     ),
 ]
@@ -47,7 +46,7 @@ SubjectWeights = Annotated[
     ),
 ]
 SampleShape = Annotated[
-    Shape | None,
+    Any,
     typer.Option(
         "--input",
         parser=parse_shape,
@@ -60,45 +59,69 @@ SampleShape = Annotated[
 
 @dataclass(frozen=True)
 class Subject:
-    """The network, and the one it was made from where there is one."""
+    """A network, and the one it was compressed from if there is one."""
 
-    #: What the original, or the model itself, is called.
+    #: The name of the original, or of the model itself.
     name: str
-    network: nn.Module
-    original: nn.Module | None
-    #: Whether the original has its trained weights; its answers mean nothing without.
+    network: Network
+    original: Network | None
+    #: Whether the original has trained weights; without them its answers mean nothing.
     trained: bool
 
-    def example(self, shape: Shape | None, batch: int = 1) -> Tensor:
-        """Random inputs of the shape that was asked for, or that is usual for this model."""
-        sizes = shape.sizes if shape else usual_input(self.name)
+    def example(self, shape: tuple[int, ...] | None, batch: int = 1) -> Any:
+        """Random inputs of ``shape``, or of the usual shape for this model."""
+        import torch
+
+        sizes = shape or usual_input(self.name)
         if sizes is None:
-            raise InputError(f"the shape of an input of {self.name} is not known; give --input, such as 3x224x224")
+            raise InputError(f"the input shape of {self.name} is not known; give --input, such as --input 3x224x224")
         return torch.randn(batch, *sizes, generator=torch.Generator().manual_seed(0))
 
 
 def subject_of(screen: Screen, name: str, original: str | None, weights: Path | None) -> Subject:
-    """The network of this name, or in this folder."""
+    """The model of this name, or in this folder."""
     folder = Path(name)
     if not folder.is_dir():
         if ":" not in name and folder.suffix != ".py":
             raise InputError(
-                f"{name}: no such folder; give one that 'tensigma compress' wrote, or a model such as "
+                f"{name}: no such folder; give a folder from 'tensigma compress', or a model such as "
                 "torchvision:resnet18"
             )
         if original is not None:
-            raise InputError(f"--original belongs to a folder that 'tensigma compress' wrote; {name} is none")
+            raise InputError(f"--original goes with a folder from 'tensigma compress', and {name} is not one")
         return Subject(name, model_of(screen, name, weights, None), None, False)
+    check_archive(folder)
+    report = folder / "report.json"
+    notes = read_report(report)[0].notes if report.is_file() else {}
+    original_name = original_of(folder, notes, original)
+    weights = weights or weights_in(notes)
+    network = model_of(screen, original_name, weights, None, warn=False)
+    compressed = compressed_of(screen, folder, network)
+    return Subject(original_name, compressed, network, not is_untrained(original_name, weights))
+
+
+def check_archive(folder: Path) -> None:
+    """Refuse a folder that holds no compressed model."""
     if not is_output(folder, MODEL):
-        raise StoreError(f"{folder} holds no compressed model; give a folder that 'tensigma compress' wrote")
-    notes = read_report(folder / "report.json")[0].notes if (folder / "report.json").is_file() else {}
-    first = original or notes.get("model")
-    if not first:
-        raise InputError(f"{folder} does not tell its original; give --original, such as torchvision:resnet18")
-    # A name in a folder from elsewhere must not make us execute a file.
-    if original is None and Spec.parse(first).scheme == "file":
-        raise InputError(f"the original is {first}, a file that would be executed; say so with --original {first}")
-    if weights is None and notes.get("weights") and Path(notes["weights"]).is_file():
-        weights = Path(notes["weights"])
-    whole = model_of(screen, first, weights, None, warn=False)
-    return Subject(first, compressed_of(screen, folder, whole), whole, not is_untrained(first, weights))
+        raise StoreError(f"{folder} holds no compressed model; give a folder from 'tensigma compress'")
+
+
+def original_of(folder: Path, notes: Mapping[str, Any], name: str | None) -> str:
+    """The name of the model that a folder was compressed from: ``name``, or what the notes of its report say."""
+    if name is not None:
+        return name
+    noted = notes.get("model")
+    if not noted:
+        raise InputError(f"{folder} does not name its original; give --original, such as torchvision:resnet18")
+    # A folder that somebody else made must not decide which file is executed here.
+    if ts.zoo.Spec.parse(noted).scheme == "file":
+        raise InputError(
+            f"the original is {noted}, a file that would be executed; to allow that, add --original {noted}"
+        )
+    return str(noted)
+
+
+def weights_in(notes: Mapping[str, Any]) -> Path | None:
+    """The original's file of weights, if the notes of a report name one that still exists."""
+    noted = notes.get("weights")
+    return Path(noted) if noted and Path(noted).is_file() else None

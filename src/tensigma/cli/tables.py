@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+import tensigma as ts
 from tensigma.cli.columns import GAP, arrange
-from tensigma.compression import Report
-from tensigma.evaluation import Evaluation, Size
-from tensigma.planning import Plan
-from tensigma.report import error, milliseconds, number, percent, short, speed, times
 from tensigma.text import table as plain_table
 
 
 class Columns:
-    """A table with a line under its head on a terminal, and plain columns elsewhere.
+    """A table, with a line under its header on a terminal and plain columns elsewhere.
 
-    Columns whose name begins with ``>`` hold numbers and are aligned right. Rows are set apart before each index in
-    ``sections``; the last ``n_totals`` rows are totals. Names in the first column are never cut; on a narrow terminal
-    what the column ``remarks`` holds goes below the table, with marks in the column ``marked``.
+    Columns whose header begins with ``>`` hold numbers and are aligned right. A gap is left before each row whose index
+    is in ``sections``; the last ``n_totals`` rows are totals. Names in the first column are never cut; on a narrow
+    terminal the texts of the column ``remarks`` are moved below the table, with marks in the column ``marked``.
     """
 
     def __init__(
@@ -65,13 +63,17 @@ class Columns:
         yield Text()
 
 
-def change(before: str, after: str, changed: bool = True) -> str:
-    """What was and what is."""
+def _change(before: str, after: str, changed: bool = True) -> str:
     return f"{before} → {after}" if changed and before != "–" else before
 
 
-def plan_table(plan: Plan) -> Columns:
-    """What becomes of every layer."""
+def _points(before: float | None, after: float | None) -> str:
+    return "" if before is None or after is None else f"{100 * (after - before):+.2f} points"
+
+
+def plan_table(plan: ts.Plan) -> Columns:
+    """What a plan does with every layer."""
+    number, short = ts.report.number, ts.report.short
     rows = []
     for entry in plan.values():
         known, sized, changed = entry.geometry is not None, entry.input_size is not None, entry.format is not None
@@ -79,22 +81,23 @@ def plan_table(plan: Plan) -> Columns:
             [
                 entry.name,
                 entry.label,
-                change(number(entry.before.params), number(entry.after.params), changed) if known else "–",
-                change(short(entry.before.macs), short(entry.after.macs), changed) if sized else "–",
-                error(entry.error),
+                _change(number(entry.before.params), number(entry.after.params), changed) if known else "–",
+                _change(short(entry.before.macs), short(entry.after.macs), changed) if sized else "–",
+                ts.report.error(entry.error),
                 entry.reason or "",
             ]
         )
     before, after = plan.before, plan.after
-    macs = change(short(before.macs), short(after.macs)) if before.macs else "–"
-    params = change(number(before.params), number(after.params))
-    rows.append(["whole model", times(before.params, after.params, "fewer"), params, macs, "", ""])
+    macs = _change(short(before.macs), short(after.macs)) if before.macs else "–"
+    params = _change(number(before.params), number(after.params))
+    rows.append(["whole model", ts.report.times(before.params, after.params, "fewer"), params, macs, "", ""])
     header = ["layer", "format", ">parameters", ">MACs", ">expected error", "why dense"]
     return Columns(header, rows, n_totals=1, remarks=5, marked=1)
 
 
-def report_table(report: Report, *, dense: bool = True) -> Columns:
-    """What became of every layer, or without ``dense`` of those that were compressed."""
+def report_table(report: ts.Report, *, dense: bool = True) -> Columns:
+    """What a compression did with every layer, or without ``dense`` with the compressed ones only."""
+    number, short = ts.report.number, ts.report.short
     rows = []
     for layer in report.layers if dense else report.compressed:
         changed = layer.ranks is not None
@@ -102,9 +105,9 @@ def report_table(report: Report, *, dense: bool = True) -> Columns:
             [
                 layer.name,
                 " ".join([layer.method, *map(str, layer.ranks or ())]),
-                change(number(layer.before.params), number(layer.after.params), changed),
-                change(short(layer.before.macs), short(layer.after.macs), changed),
-                error(layer.error),
+                _change(number(layer.before.params), number(layer.after.params), changed),
+                _change(short(layer.before.macs), short(layer.after.macs), changed),
+                ts.report.error(layer.error),
                 "cached" if layer.cached else f"{layer.seconds:.2f}" if changed else "",
                 *([layer.reason or ""] if dense else []),
             ]
@@ -113,57 +116,74 @@ def report_table(report: Report, *, dense: bool = True) -> Columns:
     return Columns(header, rows, remarks=6 if dense else None, marked=1)
 
 
-def summary_table(report: Report, evaluation: Evaluation | None) -> Columns:
-    """The figures that matter, before and after."""
-    before, after = report.before, report.after
-    rows = [
-        ["parameters", number(before.params), number(after.params), times(before.params, after.params)],
-        ["MACs", short(before.macs), short(after.macs), times(before.macs, after.macs)],
-        ["bytes", short(before.bytes, "B"), short(after.bytes, "B"), times(before.bytes, after.bytes)],
-    ]
+def summary_table(report: ts.Report, evaluation: ts.Evaluation | None) -> Columns:
+    """The main figures before and after a compression."""
+    rows = _sizes(report.before, report.after)
     if evaluation is not None:
         rows += [row for row in _quality(evaluation) if row[2] != "–"]
     return Columns(["", ">before", ">after", ">"], rows)
 
 
-def evaluation_table(evaluation: Evaluation) -> Columns:
-    """Figures of a model, beside those of the original where that was measured too."""
-    first = evaluation.original
-    own = evaluation.size
-    if first is None:
-        rows = [[name, own_value] for name, _, own_value, _ in [*_sizes(None, own), *_quality(evaluation)]]
-        return Columns(["", ">model"], [row for row in rows if row[1] != "–"])
-    rows = [*_sizes(first.size, own), *_quality(evaluation)]
-    return Columns(["", ">original", ">compressed", ">"], [row for row in rows if row[2] != "–"])
+def evaluation_table(evaluation: ts.Evaluation) -> Columns:
+    """Figures of a model, beside those of the original if that was measured too."""
+    original = evaluation.original
+    rows = [*_sizes(None if original is None else original.size, evaluation.size), *_quality(evaluation)]
+    rows = [row for row in rows if row[2] != "–"]
+    if original is None:
+        return Columns(["", ">model"], [[name, value] for name, _, value, _ in rows])
+    return Columns(["", ">original", ">compressed", ">"], rows)
 
 
-def _sizes(before: Size | None, after: Size) -> list[list[str]]:
-    def row(name: str, old: int | None, new: int | None, text: Sequence[str]) -> list[str]:
-        return [name, *text, times(old, new)]
+def _sizes(before: Any, after: Any) -> list[list[str]]:
+    """Rows of what has ``params``, ``macs`` and ``bytes``."""
+    rows = []
+    for name, key, text in (
+        ("parameters", "params", ts.report.number),
+        ("MACs", "macs", ts.report.short),
+        ("bytes", "bytes", lambda value: ts.report.short(value, "B")),
+    ):
+        old, new = getattr(before, key, None), getattr(after, key)
+        rows.append([name, text(old), text(new), ts.report.times(old, new)])
+    return rows
 
-    old = before or Size(params=0, macs=None, bytes=0)
-    return [
-        row("parameters", old.params, after.params, [number(old.params), number(after.params)]),
-        row("MACs", old.macs, after.macs, [short(old.macs), short(after.macs)]),
-        row("bytes", old.bytes, after.bytes, [short(old.bytes, "B"), short(after.bytes, "B")]),
-    ]
 
-
-def _quality(evaluation: Evaluation) -> list[list[str]]:
-    first = evaluation.original
+def _quality(evaluation: ts.Evaluation) -> list[list[str]]:
+    original = evaluation.original
+    percent, milliseconds = ts.report.percent, ts.report.milliseconds
     rows = []
     for name, key in (("top-1", "top1"), ("top-5", "top5")):
-        own = getattr(evaluation, key)
-        old = None if first is None else getattr(first, key)
-        step = "" if own is None or old is None else f"{100 * (own - old):+.2f} points"
-        rows.append([name, percent(old), percent(own), step])
+        old, new = getattr(original, key, None), getattr(evaluation, key)
+        rows.append([name, percent(old), percent(new), _points(old, new)])
     rows.append(["agreement", "", percent(evaluation.agreement), ""])
-    certified = evaluation.certificate
-    if certified is not None:
-        # Rounded down, or the words would claim more than the bound.
-        bound = math.floor(10_000 * certified.bound) / 10_000
-        rows.append(["at least", "", percent(bound), f"with {100 * certified.confidence:g} % confidence"])
-    old_time = None if first is None else first.latency
-    change_of_time = speed(evaluation.speedup)
-    rows.append(["latency", milliseconds(old_time), milliseconds(evaluation.latency), change_of_time])
+    certificate = evaluation.certificate
+    if certificate is not None:
+        # Rounded down, or the table would claim more than the bound.
+        bound = math.floor(10_000 * certificate.bound) / 10_000
+        rows.append(["at least", "", percent(bound), f"with {100 * certificate.confidence:g} % confidence"])
+    old_latency = None if original is None else original.latency
+    rows.append(
+        ["latency", milliseconds(old_latency), milliseconds(evaluation.latency), ts.report.speed(evaluation.speedup)]
+    )
     return rows
+
+
+def quantization_table(quantized: ts.Quantized, name: str) -> Columns:
+    """Figures before and after quantization, and of the original if there is one."""
+    original, before, after = quantized.original, quantized.before, quantized.after
+    stages = [before, after] if original is None else [original, before, after]
+    faster = ""
+    if before.latency is not None and after.latency is not None:
+        faster = ts.report.speed(before.latency.minimum / after.latency.minimum)
+    rows = [
+        [
+            "bytes",
+            *(ts.report.short(stage.size.bytes, "B") for stage in stages),
+            ts.report.times(before.size.bytes, after.size.bytes),
+        ]
+    ]
+    for title, key in (("top-1", "top1"), ("top-5", "top5"), ("agreement", "agreement")):
+        values = [getattr(stage, key) for stage in stages]
+        rows.append([title, *map(ts.report.percent, values), _points(values[-2], values[-1])])
+    rows.append(["latency", *(ts.report.milliseconds(stage.latency) for stage in stages), faster])
+    header = ["", *([] if original is None else [">original"]), ">FP32", f">{name}", ">"]
+    return Columns(header, [row for row in rows if row[-2] != "–"])

@@ -1,4 +1,4 @@
-"""Options of ``tensigma finetune``, each described once."""
+"""Options of ``tensigma finetune``."""
 
 from __future__ import annotations
 
@@ -12,23 +12,14 @@ _HOW = "How to train"
 
 
 class Optimizer(StrEnum):
-    """What takes the steps."""
+    """Optimizers by the names that are typed."""
 
     adam = "adam"
     sgd = "sgd"
 
 
-def parse_rate(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is no number; write --learning-rates 1e-3,1e-4") from None
-
-
-Archive = Annotated[
-    Path, typer.Argument(metavar="DIR", show_default=False, help="A folder that 'tensigma compress' wrote.")
-]
-Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder for the fine-tuned model.")]
+Archive = Annotated[Path, typer.Argument(metavar="DIR", show_default=False, help="A folder from 'tensigma compress'.")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder for the fine-tuned model.")]
 Original = Annotated[
     str | None,
     typer.Option(
@@ -43,47 +34,60 @@ TeacherOption = Annotated[
     typer.Option("--teacher", help="Learn from the answers of the original (--weights) instead of labels."),
 ]
 Temperature = Annotated[
-    float, typer.Option("--temperature", metavar="T", help="Softens the teacher's answers.", rich_help_panel=_HOW)
+    float,
+    typer.Option(
+        "--temperature", metavar="T", help="Temperature that softens the teacher's answers.", rich_help_panel=_HOW
+    ),
 ]
 ValidationData = Annotated[
     list[str] | None,
     typer.Option(
         "--validation",
         metavar="DATA",
-        help="Images to choose the best epoch by; a part of --data where not given.",
+        help="Images for choosing the best epoch; by default a part of --data is held out.",
         rich_help_panel="Data",
     ),
 ]
 ValidationShare = Annotated[
-    float, typer.Option("--validation-share", metavar="X", help="How large that part is.", rich_help_panel="Data")
+    float,
+    typer.Option("--validation-share", metavar="X", help="Share of --data to hold out.", rich_help_panel="Data"),
 ]
 Mix = Annotated[
     int,
     typer.Option(
-        "--mix", min=1, metavar="N", help="Batches in a row whose images are shuffled together.", rich_help_panel="Data"
+        "--mix", min=1, metavar="N", help="Shuffle the images of N successive batches.", rich_help_panel="Data"
     ),
 ]
-Epochs = Annotated[int, typer.Option("--epochs", min=1, metavar="N", help="For each rate.", rich_help_panel=_HOW)]
+Epochs = Annotated[
+    int, typer.Option("--epochs", min=1, metavar="N", help="Epochs for each learning rate.", rich_help_panel=_HOW)
+]
 LearningRates = Annotated[
     list[str] | None,
     typer.Option(
-        "--learning-rates", metavar="X,X…", help="All are tried; 1e-3,1e-4,1e-5 by default.", rich_help_panel=_HOW
+        "--learning-rates",
+        metavar="X,X…",
+        help="Learning rates to try; 1e-3,1e-4,1e-5 by default.",
+        rich_help_panel=_HOW,
     ),
 ]
-WhichOptimizer = Annotated[Optimizer, typer.Option("--optimizer", help="What takes the steps.", rich_help_panel=_HOW)]
-Momentum = Annotated[float, typer.Option("--momentum", metavar="X", help="Of sgd.", rich_help_panel=_HOW)]
-WeightDecay = Annotated[
-    float, typer.Option("--weight-decay", metavar="X", help="Pulls weights towards 0.", rich_help_panel=_HOW)
-]
+OptimizerName = Annotated[Optimizer, typer.Option("--optimizer", help="Optimizer.", rich_help_panel=_HOW)]
+Momentum = Annotated[float, typer.Option("--momentum", metavar="X", help="Momentum of sgd.", rich_help_panel=_HOW)]
+WeightDecay = Annotated[float, typer.Option("--weight-decay", metavar="X", help="Weight decay.", rich_help_panel=_HOW)]
 Patience = Annotated[
     int | None,
     typer.Option(
-        "--patience", min=1, metavar="N", help="Give a rate up after N epochs without a new best.", rich_help_panel=_HOW
+        "--patience",
+        min=1,
+        metavar="N",
+        help="Stop a learning rate after N epochs without improvement.",
+        rich_help_panel=_HOW,
     ),
 ]
 Eliminate = Annotated[
     bool,
-    typer.Option("--eliminate", help="Give up the worst rate after each epoch, to the last.", rich_help_panel=_HOW),
+    typer.Option(
+        "--eliminate", help="After each epoch stop the worst learning rate, until one is left.", rich_help_panel=_HOW
+    ),
 ]
 FreezeBN = Annotated[
     bool, typer.Option("--freeze-bn", help="Keep the statistics of BatchNorm layers.", rich_help_panel=_HOW)
@@ -93,7 +97,7 @@ Checkpoint = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="DIR",
-        help="Keep the state here; the same command goes on.",
+        help="Folder for the state after each epoch; the same command continues from there.",
         rich_help_panel=_HOW,
     ),
 ]

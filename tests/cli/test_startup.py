@@ -1,0 +1,85 @@
+"""Help and completion answer without torch; what is written out for that agrees with the library."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tensigma.cli.parsing import METHODS, NORMS
+from tensigma.solving import METHODS as LIBRARY_METHODS
+from tensigma.solving import NORMS as LIBRARY_NORMS
+
+CHECK = """
+heavy = {"torch", "numpy", "scipy", "onnx", "onnxruntime", "matplotlib", "jinja2", "torchvision", "timm"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+MANUALS = f"""
+import sys
+import typer
+from tensigma.cli.app import app
+
+def paths(command, path=()):
+    yield path
+    for name, child in getattr(command, "commands", {{}}).items():
+        yield from paths(child, (*path, name))
+
+every = list(paths(typer.main.get_command(app)))
+assert len(every) > 12, every
+for path in every:
+    try:
+        app([*path, "--help"])
+    except SystemExit as end:
+        assert end.code == 0
+{CHECK}"""
+COMPLETION = f"""
+import sys
+from tensigma.cli import main
+
+sys.argv = ["tensigma"]
+try:
+    main()
+except SystemExit as end:
+    assert end.code in (0, None)
+{CHECK}"""
+
+
+def child(code: str, **environment: str) -> str:
+    """What Python prints when it executes ``code`` in a process of its own."""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_every_manual_is_shown_without_torch():
+    shown = child(MANUALS)
+    for words in ("tensigma compress", "tensigma stats merge", "spatial-svd", "tensor-train"):
+        assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        pytest.param("tensigma comp", ["compress"], id="command"),
+        pytest.param("tensigma compress zoo:m --bud", ["--budget"], id="option"),
+        pytest.param(
+            "tensigma compress zoo:m --budget params=0.5 --device cpu --ranks vbmf=1 --o", ["--out"], id="values"
+        ),
+        pytest.param("tensigma calibrate zoo:m --memory 4GB --chec", ["--checkpoint-every"], id="memory"),
+        pytest.param("tensigma plan zoo:m --method tensor", ["tensor-train"], id="method"),
+        pytest.param("tensigma plan zoo:m --norm ", list(NORMS), id="norm"),
+    ],
+)
+def test_the_shell_completes_without_torch(words: str, expected: list[str]):
+    place = str(len(words.split()) - (not words.endswith(" ")))
+    environment = {"_TENSIGMA_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": place}
+    assert child(COMPLETION, **environment).split() == expected
+
+
+def test_methods_and_norms_are_those_of_the_library():
+    assert METHODS == ("auto", *LIBRARY_METHODS)
+    assert NORMS == tuple(LIBRARY_NORMS)
