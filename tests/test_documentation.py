@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import itertools
@@ -19,9 +20,9 @@ import typer
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from cases import GEOMETRIES, KERNELS
+from cases import GEOMETRIES
 from layers.format_table import FormatRow
-from linalg import problems, test_linalg_laws
+from linalg import problems, test_laws
 from support_cli import MODEL
 from support_nets import batches, small_net
 from tensigma.cli.app import app
@@ -125,22 +126,25 @@ def separable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield [importlib.import_module(file.removesuffix(".py")) for file in files]
 
 
-#: A kernel of rank 1 is a matrix of rank 1 in every built-in format, but not in that of the page.
-_LAWS = [law for name, law in vars(test_linalg_laws).items() if name.startswith("test_") and name != "test_rank_one"]
+LAWS = [law for name, law in vars(test_laws).items() if name.startswith("test_")]
 
 
-@pytest.mark.parametrize("law", _LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_the_added_decomposition_obeys_the_laws(law: Any, separable: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the row of the page in the table of solvers."""
     solver, usual = separable[0].Separable, problems.ranks_for
+    row = problems.SolverCase(
+        lambda ranks: solver(ranks["separable"]), unfold=lambda kernel: kernel[:, 0].reshape(len(kernel), -1)
+    )
 
     def ranks_for(shape: tuple[int, ...], share: float) -> dict[str, Any]:
         return {**usual(shape, share), "separable": max(1, int(share * solver.max_ranks(shape)[0]))}
 
     monkeypatch.setattr(problems, "ranks_for", ranks_for)
-    every = {"dtype": (torch.float32, torch.float64), "seed": (0,), "shape": [case.values[0] for case in KERNELS]}
+    every = {"dtype": (torch.float32, torch.float64), "seed": (0,), "shape": [shape for shape, _ in problems.KERNELS]}
     names = [name for name in inspect.signature(law).parameters if name != "solver"]
     for values in itertools.product(*(every[name] for name in names)):
-        law(lambda ranks: solver(ranks["separable"]), **dict(zip(names, values, strict=True)))
+        law(row, **dict(zip(names, values, strict=True)))
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
@@ -200,6 +204,29 @@ def test_commands_exist(arguments: list[str]) -> None:
     while hasattr(command, "commands"):
         name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
         context = command.make_context(name, rest, parent=context)
+
+
+STEPS = re.findall(
+    r"^\| (\d+) \| `([\w/]+\.py)` \| `(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.M
+)
+
+
+@pytest.mark.parametrize(("file", "name"), [pytest.param(*step[1:], id=f"step{step[0]}") for step in STEPS])
+def test_steps_through_the_house_are_where_they_are_said_to_be(file: str, name: str) -> None:
+    tree = ast.parse((ROOT / "src" / "tensigma" / file).read_text(encoding="utf-8"))
+    assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+
+
+def test_the_house_has_the_rooms_that_are_drawn() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    drawn = re.search(r"\| room \| what it has \|\n\|---\|---\|\n(.*?)\n\n", text, re.S)
+    assert drawn is not None
+    names = [name for row in drawn[1].splitlines() for name in re.findall(r"`([\w/.]+)`", row.split("|")[1])]
+    source = ROOT / "src" / "tensigma"
+    rooms = {f"{path.parent.name}/" for path in source.glob("*/__init__.py")}
+    assert set(names) == rooms | {path.name for path in source.glob("*.py") if not path.name.startswith("__")}
+    assert [int(step[0]) for step in STEPS] == list(range(1, len(STEPS) + 1))
+    assert 15 < len(STEPS) <= 25
 
 
 def test_there_is_something_to_run() -> None:
