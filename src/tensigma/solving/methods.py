@@ -52,6 +52,8 @@ from tensigma.linalg import (
     TensorTrain,
     Tucker2,
     WeightedTucker2,
+    option_names,
+    rank_names,
 )
 from tensigma.solving.norms import Norm, Target
 
