@@ -3,6 +3,7 @@
 from tensigma.planning.allocation import Allocation
 from tensigma.planning.budgets import Budget, CostBudget, Macs, Params
 from tensigma.planning.drop import Drop, SearchProgress
+from tensigma.planning.effects import EffectProgress
 from tensigma.planning.entry import CompressedEntry, DenseEntry, Entry
 from tensigma.planning.front import FrontPoint, ParetoFront, PlanningProgress
 from tensigma.planning.latency import Latency, TimingProgress
@@ -10,10 +11,10 @@ from tensigma.planning.page_data import FRONT_VERSION, front_data, spectra_data
 from tensigma.planning.planner import plan, plan_prepared
 from tensigma.planning.plans import Front, Plan
 from tensigma.planning.preparation import Prepared, prepare
-from tensigma.planning.ranks import Energy, RankRule, Ranks, SigmaVBMF, VBMF
+from tensigma.planning.ranks import VBMF, Energy, RankRule, Ranks, SigmaVBMF
 from tensigma.planning.recipe import Recipe, first_convolution
 from tensigma.planning.sensitivity import sensitivities
-from tensigma.planning.weighing import EffectProgress, TrialProgress, weighing_in_words
+from tensigma.planning.weighing import TrialProgress, weighing_in_words
 
 __all__ = [
     "FRONT_VERSION",

@@ -1,7 +1,4 @@
-"""How much an error in each layer matters to the answers, measured, and which weights share out a budget best.
-
-A layer is put back with its weakest output directions left out, at a squared relative error e² near 0.05, all other
-layers as they are; the divergence of the answers from the original's, divided by e², is the effect of that layer.
+"""Which weights share out a budget best: plans tried on samples, without labels.
 
 An effect measured with one small error at a time is a good guide where errors are small, and a poor one where all
 layers have large ones. So a budget is shared out with the effects to the powers 0 (all layers alike), ¼ and ½, each
@@ -10,21 +7,19 @@ plan is carried out layer by layer, and the model whose answers are nearest to t
 
 from __future__ import annotations
 
-import copy
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import nn
 
-from tensigma.layers import replace_
 from tensigma.planning.budgets import CostBudget
+from tensigma.planning.effects import measured_effects
 from tensigma.planning.plans import Front, Plan
 from tensigma.running import Listener, Probe, Progress, UnlikeAnswers, Wanted, is_one_shot, rank_and_size, silent
-from tensigma.solving import SVD_METHOD, Candidate, Treatment, solve
+from tensigma.solving import Candidate
 
 logger = logging.getLogger(__name__)
 
@@ -32,29 +27,10 @@ logger = logging.getLogger(__name__)
 POWERS = (0.0, 0.25, 0.5)
 # A search tries enough plans already, and those near its end have small errors.
 POWER_OF_SEARCH = 0.5
-# Measuring runs the model once for every layer, trying once for every power. Either takes as many samples as these
-# multiply-adds allow, within limits: the effects need to be roughly right, the trials decide.
-_MACS, _FEWEST, _MOST_EFFECTS, _MOST_TRIALS = 1e12, 64, 256, 1024
-#: Small enough that a layer is disturbed and not destroyed, large enough to stand out from rounding.
-_ERROR2 = 0.05
-# Effects further apart than this rest on a handful of samples more than on the layers.
-_RANGE = 100.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class EffectProgress(Progress):
-    """What an error in a layer does to the answers has been measured.
-
-    >>> print(EffectProgress(layer="conv1", done=2, total=9, seconds=1.0))
-    effect of layer 2 of 9, conv1
-    """
-
-    title: ClassVar[str] = "planning"
-
-    layer: str
-
-    def __str__(self) -> str:
-        return f"effect of layer {self.done} of {self.total}, {self.layer}"
+# Measuring takes about as long as so many passes over the samples, trying one pass for every power. Either takes as
+# many samples as these multiply-adds allow, within limits: effects need to be roughly right, the trials decide.
+_PASSES = 5
+_MACS, _FEWEST, _MOST_EFFECTS, _MOST_TRIALS = 2e12, 64, 256, 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,62 +49,6 @@ class TrialProgress(Progress):
 
     def __str__(self) -> str:
         return f"weights {self.done} of {self.total}, power {self.power:g}: divergence {self.divergence:.3g}"
-
-
-def measured_effects(
-    model: nn.Module, layers: Sequence[Candidate], probe: Probe, *, report: Listener = silent
-) -> dict[str, float]:
-    """Layer name → effect of its errors on the answers, with a geometric mean of 1; nothing where none was felt.
-
-    Layers that cannot be disturbed so, because all their output directions but one are empty or the norm weighs single
-    entries, have an effect of 1.
-    """
-    start = time.perf_counter()
-    effects: dict[str, float] = {}
-    for done, layer in enumerate(layers, start=1):
-        disturbance = _disturbance(layer)
-        if disturbance is not None:
-            disturbed = copy.deepcopy(model)
-            solution = solve(disturbance, model.get_submodule(layer.name), layer.stats)
-            replace_(disturbed, {layer.name: solution.modules})
-            error = solution.error if layer.norm.needs_stats else solution.frobenius_error
-            if error:
-                effects[layer.name] = probe.divergence(disturbed) / error**2
-        seconds = time.perf_counter() - start
-        report(EffectProgress(layer=layer.name, done=done, total=len(layers), seconds=seconds))
-    normal = normalised(effects)
-    return {layer.name: normal.get(layer.name, 1.0) for layer in layers} if normal else {}
-
-
-def normalised(effects: Mapping[str, float]) -> dict[str, float]:
-    """The same with a geometric mean of 1, none of them beyond a hundred times or below a hundredth of the median.
-
-    >>> normalised({"a": 1.0, "b": 4.0})
-    {'a': 0.5, 'b': 2.0}
-    """
-    sound = sorted(effect for effect in effects.values() if 0 < effect < math.inf)
-    if not sound:
-        return {}
-    middle = sound[len(sound) // 2]
-    bounded = {name: min(max(effect, middle / _RANGE), middle * _RANGE) for name, effect in effects.items()}
-    mean = math.exp(sum(map(math.log, bounded.values())) / len(bounded))
-    return {name: effect / mean for name, effect in bounded.items()}
-
-
-def _disturbance(layer: Candidate) -> Treatment | None:
-    """The layer as an SVD of the rank whose error is nearest to what is wanted; None where no rank has an error."""
-    if SVD_METHOD.why_not(layer.geometry, layer.norm) is not None:
-        return None
-    spectra = replace(layer, method=SVD_METHOD).spectra
-    (largest,) = SVD_METHOD.max_ranks(layer.geometry.kernel_shape)
-    errors = {rank: spectra.svd_error(rank) ** 2 for rank in range(1, largest)}
-    # Directions that carry nothing leave rounding, which says nothing about the layer.
-    errors = {rank: error2 for rank, error2 in errors.items() if error2 > 1e-6}
-    if not errors:
-        return None
-    best = min(errors, key=lambda rank: abs(math.log(errors[rank] / _ERROR2)))
-    format = SVD_METHOD.format((best,))
-    return Treatment(geometry=layer.geometry, method=SVD_METHOD, norm=layer.norm, format=format)
 
 
 class Weigher:
@@ -211,7 +131,7 @@ def weigher_for(
     if data is None or is_one_shot(data) or len(layers) < 2 or rank_and_size()[1] > 1:
         return None
     work = sum(layer.cost(None).macs for layer in layers)
-    few = _samples(work * len(layers), _MOST_EFFECTS)
+    few = _samples(work * _PASSES, _MOST_EFFECTS)
     many = _samples(work * len(POWERS), _MOST_TRIALS)
     try:
         probe = Probe(model, data, samples=many if trials else few, input=input)

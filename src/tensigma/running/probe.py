@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,11 @@ class Probe:
         return sum(len(piece.batch) for piece in self._pieces)
 
     @property
+    def batches(self) -> list[Batch]:
+        """The samples, in the pieces in which they are kept."""
+        return [piece.batch for piece in self._pieces]
+
+    @property
     def is_silent(self) -> bool:
         """Whether there is nothing to compare: no samples, or no real numbers in the answers."""
         return not any(piece.wanted for piece in self._pieces)
@@ -90,6 +96,32 @@ class Probe:
                 break
             other._pieces.append(piece)
         return other
+
+    def answers(self, model: nn.Module, batch: Batch) -> list[Tensor]:
+        """What ``model`` answers to ``batch``, as the answers of the original are kept: real numbers, in order."""
+        return floats_of(run(model, batch))
+
+    def mixture(self, answers: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+        """A random mixture of answers, summed over samples, that tells how :meth:`divergence` reacts to changes.
+
+        The expected square of its change, sample by sample, is the divergence that the change causes, to second order.
+
+        >>> model = nn.Linear(3, 4)
+        >>> probe = Probe(model, [torch.randn(8, 3)], samples=8)
+        >>> probe.mixture(probe.answers(model, probe.batches[0]), torch.Generator().manual_seed(0)).shape
+        torch.Size([])
+        """
+        parts = []
+        for answer, variance in zip(answers, self._variances, strict=True):
+            signs = (torch.randint(0, 2, answer.shape, generator=generator) * 2 - 1).to(answer)
+            if _are_scores(answer):
+                # ½ (diag p − p pᵀ) is the curvature of the divergence of probabilities, and this its root.
+                root = answer.detach().softmax(1).sqrt()
+                signs = root * (signs - root * (root * signs).sum(1, keepdim=True)) / 2**0.5
+            else:
+                signs = signs / (variance * answer[0].numel()) ** 0.5
+            parts.append((signs.nan_to_num() * answer).sum())
+        return torch.stack(parts).sum()
 
     def divergence(self, model: nn.Module) -> float:
         """The mean over samples; infinite where ``model`` gives no number.
