@@ -21,9 +21,9 @@ from tensigma.errors import InputError, StoreError
 from tensigma.running import weights_digest
 
 
-@pytest.fixture(params=range(3), ids="seed{}".format)
-def generator(request) -> torch.Generator:
-    return torch.Generator().manual_seed(request.param)
+@pytest.fixture
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def make_model() -> nn.Module:

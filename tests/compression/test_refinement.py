@@ -38,7 +38,6 @@ def distance(model: nn.Module, small: nn.Module, data: list[Tensor]) -> float:
         return sum((model(x).softmax(1) - small(x).softmax(1)).square().sum().item() for x in data)
 
 
-@pytest.mark.parametrize("seed", range(3))
 def test_the_refined_model_answers_more_like_the_original(seed: int) -> None:
     model, plan, stats, data = coarse(seed)
     plain, _ = ts.compress(model, plan, stats)
@@ -169,7 +168,6 @@ def test_a_batch_that_hardly_varies_does_not_outweigh_the_others() -> None:
     assert Likeness(small, model, [], [x]).value(x[[0, 0]]) == pytest.approx(10 * error2 / variance)
 
 
-@pytest.mark.parametrize("seed", range(3))
 def test_ordinary_batches_are_judged_by_their_own_variance(seed: int) -> None:
     model, small = single_output(seed)
     x = torch.randn(64, 6)

@@ -87,7 +87,6 @@ def test_the_target_is_the_ridge_regression_on_unfolded_rows(case: LayerCase, no
         torch.testing.assert_close(target.bias, layer.bias, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("seed", range(3))
 def test_full_ranks_change_nothing(seed: int) -> None:
     model, data = small_net(seed).double(), [x.double() for x in batches(seed=seed)]
     stats = ts.calibrate(model, data)
@@ -116,7 +115,6 @@ def chain(seed: int) -> nn.Sequential:
         )
 
 
-@pytest.mark.parametrize("seed", range(5))
 def test_the_last_layer_ends_nearer_to_the_original_than_when_fitted_alone(seed: int) -> None:
     """With SVD, exact for its target, nothing of this rank does better behind the same prefix."""
     model, data = chain(seed), batches(6, seed=seed)

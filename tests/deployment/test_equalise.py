@@ -57,7 +57,6 @@ def channels(values: Tensor) -> Tensor:
     return values.abs().movedim(1, 0).flatten(1).amax(1)
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("format", "layer", "shape"), GEOMETRIES)
 @torch.no_grad()
 def test_the_function_stays_and_ranges_become_equal(
@@ -95,7 +94,6 @@ def rounded(values: Tensor) -> Tensor:
     return (values / step).round() * step
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("format", "layer", "shape"), GEOMETRIES)
 @torch.no_grad()
 def test_rounding_hurts_less(format: Format, layer: nn.Module, shape: tuple[int, ...], seed: int):

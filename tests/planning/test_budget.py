@@ -109,7 +109,6 @@ def _options(seed: int, count: int) -> list[Option]:
     return [dense, *(Option(None, (1,), Cost(c, 0), e) for c, e in zip(costs, errors, strict=False))]
 
 
-@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("share", [0.2, 0.45, 0.7])
 @pytest.mark.parametrize("weights", [{}, {"0": 5.0, "3": 0.1}], ids=["alike", "weighted"])
 def test_choices_are_close_to_the_best_of_all_combinations(seed: int, share: float, weights: dict[str, float]) -> None:
@@ -172,7 +171,6 @@ def test_planning_tells_how_far_it_is(stats: ts.Calibration) -> None:
     assert seen[-1].remaining == pytest.approx(0.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(3))
 def test_the_quick_curve_of_large_layers_falls_and_promises_no_more_than_a_solution(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

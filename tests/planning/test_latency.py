@@ -188,7 +188,6 @@ def test_the_folder_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert cache_folder(tmp_path / "own") == tmp_path / "own"
 
 
-@pytest.mark.parametrize("seed", range(10))
 def test_times_between_never_fall(seed: int) -> None:
     generator = random.Random(seed)
     chains = [_chain(n) for n in sorted(generator.sample(range(1, 50), 5))]

@@ -26,7 +26,6 @@ def structured(seed: int) -> tuple[nn.Sequential, ts.Calibration]:
     return net, ts.calibrate(net, [images])
 
 
-@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("norm", ["sigma", "centred"])
 @pytest.mark.parametrize("alpha", [0.6, 1.0])
 def test_ranks_are_those_of_the_kernel_times_the_root(seed: int, norm: str, alpha: float) -> None:
@@ -72,7 +71,6 @@ def test_it_sees_that_data_has_few_directions() -> None:
     assert plan["0"].ranks == (3,)
 
 
-@pytest.mark.parametrize("seed", range(3))
 def test_rows_whiten_as_their_gram_does(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(7, 12, generator=generator, dtype=torch.float64)

@@ -78,13 +78,11 @@ def naive_effects(model: TwoPaths, data: list[Tensor]) -> dict[str, float]:
     return {name: effect / mean_effect for name, effect in found.items()}
 
 
-@pytest.mark.parametrize("seed", range(3))
 def test_effects_are_those_of_projected_outputs(seed: int) -> None:
     model, data = TwoPaths(seed).eval(), rows(seed=seed)
     assert effects_of(model, data) == pytest.approx(naive_effects(model, data), rel=2e-3)
 
 
-@pytest.mark.parametrize("seed", range(3))
 def test_a_layer_that_hardly_matters_gives_most(seed: int) -> None:
     model, data = TwoPaths(seed).eval(), rows(seed=seed)
     stats = ts.calibrate(model, data)
@@ -101,7 +99,6 @@ def test_a_layer_that_hardly_matters_gives_most(seed: int) -> None:
 
 
 @pytest.mark.parametrize("share", [0.35, 0.6])
-@pytest.mark.parametrize("seed", range(3))
 def test_never_further_from_the_original_than_with_all_layers_alike(seed: int, share: float) -> None:
     model, data = small_net(seed), batches(seed=seed)
     stats = ts.calibrate(model, data)
@@ -327,7 +324,6 @@ def test_a_stream_that_has_ended_is_not_read_again() -> None:
     assert "weighing" not in plan.notes
 
 
-@pytest.mark.parametrize("seed", range(2))
 def test_effects_belong_to_the_norm_of_the_plan(seed: int) -> None:
     """Under the Frobenius norm, statistics that happen to be at hand change nothing."""
     # No more samples than are taken where nobody knows what they cost.
