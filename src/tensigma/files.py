@@ -48,7 +48,7 @@ def whole_folder(target: Path, *, force: bool, is_ours: Callable[[Path], bool]) 
         if not is_ours(target):
             raise StoreError(f"{target} exists and holds something else; choose another folder")
         if not force:
-            raise StoreError(f"{target} exists; pass force=True to replace it")
+            raise StoreError(f"{target} exists; pass {{force}} to replace it", parameters=("force=True",))
     partial = target.parent / f".{target.name}.partial-{os.getpid()}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
+import tensigma as ts
 from support_cli import DATA, MODEL, files
+from tensigma.cli.parsing import in_options
+from tensigma.errors import InputError, StoreError
+from tensigma.zoo import load_model
 
 COMPRESS = ("compress", MODEL, "--data", DATA, "--budget", "params=0.5", "--out", "small")
 
@@ -177,6 +182,50 @@ def test_messages_name_options_not_arguments(run, stats: Path, weights: Path):
     assert "(--layers, --skip)" in message
     needs = ("plan", MODEL, "--norm", "frobenius", "--budget", "macs=0.5")
     assert "needs --stats" in one_message(run(*needs, code=1).stderr)
+    message = one_message(run(*common, "--ranks", "vbmf=0.8", "--norm", "fisher", code=1).stderr)
+    assert "--norm fisher, layer 'conv2'" in message
+    assert "calibrate with --fisher model" in message
+
+
+def test_python_and_the_command_line_word_one_error(run):
+    with pytest.raises(InputError) as caught:
+        ts.plan(load_model(MODEL), ranks=ts.VBMF(0.5))
+    assert "norm='centred' needs stats= (from tensigma.calibrate) or data= " in str(caught.value)
+    message = one_message(run("plan", MODEL, "--ranks", "vbmf=0.5", code=1).stderr)
+    assert "--norm centred needs --stats (from tensigma.calibrate) or --data " in message
+
+
+@pytest.mark.parametrize(
+    ("parameter", "expected"),
+    [
+        pytest.param("max_samples", "--max-samples", id="name"),
+        pytest.param("method='cp'", "--method cp", id="value"),
+        pytest.param("freeze_bn=True", "--freeze-bn", id="flag"),
+        pytest.param("check=False", "--force", id="other-name"),
+        pytest.param("sequential=False", "--no-sequential", id="flag-off"),
+        pytest.param("dynamic_batch=False", "--fixed-batch", id="opposite-flag"),
+    ],
+)
+def test_parameters_as_options(parameter: str, expected: str):
+    name = parameter.partition("=")[0]
+    error = StoreError(f"pass {{{name}}}", parameters=(parameter,)).prefixed("conv1: ")
+    assert in_options(error) == f"conv1: pass {expected}"
+
+
+def test_statistics_and_plans_of_other_weights(run, stats: Path, weights: Path, place: Path):
+    common = ("--stats", stats, "--method", "svd")
+    run("plan", MODEL, "--weights", weights, *common, "--ranks", "energy=0.9", "--out", "plan.json")
+    save_file(load_model(MODEL).state_dict(), place / "others.safetensors")
+    others = (MODEL, "--weights", "others.safetensors", *common)
+    for arguments in (
+        ("plan", *others, "--ranks", "energy=0.9"),
+        ("compress", *others, "--ranks", "energy=0.9", "--out", "small"),
+        ("compress", *others[:3], "--data", DATA, "--plan", "plan.json", "--out", "again"),
+    ):
+        message = one_message(run(*arguments, code=1).stderr)
+        assert "other weights" in message
+        assert "--force" in message
+        run(*arguments, "--force")
 
 
 def test_the_same_statistics_twice(run, stats: Path):

@@ -64,7 +64,8 @@ class Checkpoint:
             return None
         if not resume:
             raise StoreError(
-                f"{self.folder} holds a checkpoint; pass resume=True to go on from it, or remove the folder"
+                f"{self.folder} holds a checkpoint; pass {{resume}} to go on from it, or remove the folder",
+                parameters=("resume=True",),
             )
         manifest = read_manifest(steps[-1])
         difference = first_difference(manifest["fingerprint"], self.fingerprint, "the checkpoint", "the model")

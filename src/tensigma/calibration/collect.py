@@ -124,8 +124,9 @@ def calibrate(
     passes = plan_passes(estimate, limit)
     if len(passes) > 1 and is_one_shot(batches):
         raise InputError(
-            f"memory={memory} needs {len(passes)} passes over the data, but batches is an iterator that can be read"
-            " once; pass a list or a DataLoader, or allow more memory"
+            f"{{memory}} needs {len(passes)} passes over the data, but batches is an iterator that can be read once; "
+            "pass a list or a DataLoader, or allow more memory",
+            parameters=(f"memory={memory}",),
         )
     logger.info("calibration of %d layers needs up to %.2f GB", len(targets), estimate.total / 1e9)
     options: dict[str, Any] = {

@@ -59,11 +59,12 @@ def parse_bytes(size: int | str) -> int:
         match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?I?)B?\s*", size, flags=re.IGNORECASE)
         if not match or match[2].upper() not in UNITS:
             raise InputError(
-                f'memory={size!r} is not a size; write a number of bytes, or text such as "4GB" or "512MiB"'
+                '{memory} is not a size; write a number of bytes, or text such as "4GB" or "512MiB"',
+                parameters=(f"memory={size!r}",),
             )
         found = float(match[1]) * UNITS[match[2].upper()]
     if found <= 0:
-        raise InputError(f"memory={size!r} must be positive")
+        raise InputError("{memory} must be positive", parameters=(f"memory={size!r}",))
     return int(found)
 
 
@@ -118,9 +119,10 @@ def plan_passes(estimate: MemoryEstimate, memory: int | None) -> list[list[str]]
         results = sum(estimate.results.values())
         need = results + estimate.working([hardest])
         raise InputError(
-            f"memory={_readable(memory)} is too little: layer {hardest!r} needs {_readable(estimate.sums[hardest])} of"
-            f" sums, and the results of all {len(names)} layers {_readable(results)}; at least {_readable(need)} in"
-            " all. Choose fewer layers with layers=, or allow more"
+            f"{{memory}} is too little: layer {hardest!r} needs {_readable(estimate.sums[hardest])} of sums, and the "
+            f"results of all {len(names)} layers {_readable(results)}; at least {_readable(need)} in all. Choose fewer "
+            "layers with {layers}, or allow more",
+            parameters=(f"memory={_readable(memory)}", "layers"),
         )
     passes: list[list[str]] = [[]]
     for name in names:

@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
 import tensigma as ts
+from tensigma.cli.parsing import in_options
 from tensigma.cli.screen import Screen
 from tensigma.errors import TensigmaError
 
@@ -34,8 +35,6 @@ _Threads = Annotated[
 ]
 _FewThreads = Annotated[int, typer.Option("--threads", min=1, metavar="N", help="CPU threads.", rich_help_panel=_PANEL)]
 _SHARED: dict[str, Any] = {"json": _Json, "quiet": _Quiet, "verbose": _Verbose, "threads": _Threads}
-#: Parameters of the library, some with the value to pass, whose options have other names.
-_OPTIONS = {"check": "--force", "recipe": "--budget or --ranks", "sequential=False": "--no-sequential"}
 
 
 def command(function: Callable[..., None], *, threads: int | None = None) -> Callable[..., None]:
@@ -128,7 +127,7 @@ def _errors_shown(screen: Screen) -> Iterator[None]:
 
 def _message(error: Exception, verbose: bool) -> str:
     if isinstance(error, TensigmaError):
-        return _with_options(error)
+        return in_options(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     # The second one is torch's.
@@ -136,13 +135,3 @@ def _message(error: Exception, verbose: bool) -> str:
         return f"out of memory; try a smaller --batch-size or --memory ({error})"
     hint = "" if verbose else "; --verbose shows where"
     return f"this is a bug in tensigma or in the model: {type(error).__name__}: {error}{hint}"
-
-
-def _with_options(error: TensigmaError) -> str:
-    """The message with options in place of the library's parameters."""
-    parameters = {parameter.partition("=")[0]: parameter for parameter in error.parameters}
-
-    def option(name: str) -> str:
-        return _OPTIONS.get(parameters[name]) or _OPTIONS.get(name) or f"--{name.replace('_', '-')}"
-
-    return error.worded(option)

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 import tensigma as ts
-from tensigma.errors import InputError
+from tensigma.errors import InputError, TensigmaError
 
 #: What --method and --norm accept. The library's own tables come with torch; a test compares them with these.
 METHODS = ("auto", "tucker2", "cp", "cp-joint", "deflation", "svd", "spatial-svd", "tensor-train")
@@ -21,6 +21,34 @@ _SETTINGS: Mapping[str, Mapping[str, Callable[[str], Any]]] = {
     "latency": {"runtime": str, "batch": int},
     "drop": {"measure": str, "trials": int},
 }
+
+
+#: Parameters of the library, some with the value to pass, whose options have other names.
+_OPTIONS = {
+    "check": "--force",
+    "dynamic_batch=False": "--fixed-batch",
+    "recipe": "--budget or --ranks",
+    "sequential=False": "--no-sequential",
+}
+
+
+def in_options(error: TensigmaError) -> str:
+    """The message of an error, with options in place of the library's parameters.
+
+    >>> in_options(InputError("{norm} needs {stats}, or {check}", parameters=("norm='fisher'", "stats", "check=False")))
+    '--norm fisher needs --stats, or --force'
+    """
+    parameters = {parameter.partition("=")[0]: parameter for parameter in error.parameters}
+
+    def option(name: str) -> str:
+        for known in (parameters[name], name):
+            if known in _OPTIONS:
+                return _OPTIONS[known]
+        value = parameters[name].partition("=")[2].strip("'\"")
+        flag = f"--{name.replace('_', '-')}"
+        return flag if value in ("", "True") else f"{flag} {value}"
+
+    return error.worded(option)
 
 
 def _without_completion(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -76,7 +104,7 @@ def _built(text: str, types: Mapping[str, Callable[..., Any]], accepted: str) ->
     try:
         return types[name.lower()](share / 100 if number.endswith("%") else share, **settings)
     except InputError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(in_options(error)) from None
 
 
 def _settings(items: Sequence[str], name: str) -> dict[str, Any]:
@@ -133,7 +161,7 @@ def parse_memory(text: str) -> int:
     try:
         return ts.calibration.parse_bytes(text)
     except InputError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(in_options(error)) from None
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

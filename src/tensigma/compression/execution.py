@@ -218,17 +218,22 @@ def _check_data(data: Any, *, sequential: Any, refine: Any, reestimate_bn: bool)
     if not asked:
         return
     if data is None:
-        raise InputError(f"{asked[0]} needs {{data}} (batches without labels)", parameters=("data",))
+        name = asked[0].partition("=")[0]
+        raise InputError(f"{{{name}}} needs {{data}} (batches without labels)", parameters=(asked[0], "data"))
     Batches(data, name="data").check_rereadable(asked[0])
     if rank_and_size()[1] > 1:
-        raise InputError(f"{asked[0]} works in one process; run it without torchrun")
+        name = asked[0].partition("=")[0]
+        raise InputError(f"{{{name}}} works in one process; run it without torchrun", parameters=(asked[0],))
 
 
 def _in_sequence(plan: Plan, data: Any, wish: bool | Literal["auto"]) -> bool:
     """Whether layers are fitted one after the other."""
     unfit = [entry.norm.name for entry in plan.compressed if not entry.norm.needs_stats or entry.norm.weighs_entries]
     if wish is True and unfit:
-        raise InputError(f"sequential=True fits under a metric of the inputs, which norm={unfit[0]!r} does not have")
+        raise InputError(
+            "{sequential} fits under a metric of the inputs, which {norm} does not have",
+            parameters=("sequential=True", f"norm={unfit[0]!r}"),
+        )
     if wish == "auto":
         # A search has judged layers that were fitted independently, and what it promises holds for these.
         if "drop" in plan.notes:

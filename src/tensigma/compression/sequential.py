@@ -208,7 +208,8 @@ class _LayerByLayer(_Sequence):
             if len(inputs) != len(outputs):
                 raise InputError(
                     f"{name}: called {len(outputs)} times by the original and {len(inputs)} times by the compressed "
-                    "network on the same batch; such networks need sequential=False"
+                    "network on the same batch; such networks need {sequential}",
+                    parameters=("sequential=False",),
                 )
             yield inputs, outputs, len(batch)
 
@@ -217,8 +218,8 @@ def _stats_of(name: str, stats: Mapping[str, LayerStats] | None) -> LayerStats:
     if stats is None or name not in stats:
         raise InputError(
             f"{name}: not every batch calls this layer equally often, so it cannot be fitted in sequence, and there "
-            "are no statistics of it; give {stats}, or sequential=False",
-            parameters=("stats",),
+            "are no statistics of it; give {stats}, or {sequential}",
+            parameters=("stats", "sequential=False"),
         )
     return stats[name]
 

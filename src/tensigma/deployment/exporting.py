@@ -111,15 +111,18 @@ def export(
     if format not in FORMATS:
         raise InputError(f"format={format!r} came; choose one of {', '.join(FORMATS)}")
     if opset is not None and format != "onnx":
-        raise InputError(f"opset={opset} came, but only format='onnx' has operators of a version")
+        raise InputError("{opset} goes with {format} only", parameters=(f"opset={opset}", "format='onnx'"))
     if tolerance is not None and not 0 < tolerance < 1:
-        raise InputError(f"tolerance={tolerance} came; give a share of the largest output, such as 1e-4")
+        raise InputError(
+            "got {tolerance}; give a share of the largest output, such as 1e-4", parameters=(f"tolerance={tolerance}",)
+        )
     inputs = input_of(example, None, 0)
     if not len(inputs):
         raise InputError(f"the example has shape {tuple(inputs.shape)} and no sample in it; give one at least")
     if format == "onnx" and count_bytes(model) > _MOST:
         raise ExportError(
-            f"the weights take {count_bytes(model):,} bytes and one ONNX file holds 2 GB; use format='torch-export'"
+            f"the weights take {count_bytes(model):,} bytes and one ONNX file holds 2 GB; use {{format}}",
+            parameters=("format='torch-export'",),
         )
     if format == "onnx" and _precision(model) not in (torch.float32, torch.float16):
         name = str(_precision(model)).removeprefix("torch.")

@@ -52,7 +52,8 @@ def parity(
             answer = model(inputs)
         except RuntimeError as error:
             raise ExportError(
-                f"the model itself rejects a batch of {size} ({error}); pass dynamic_batch=False if it takes one size"
+                f"the model itself rejects a batch of {size} ({error}); pass {{dynamic_batch}} if it takes one size",
+                parameters=("dynamic_batch=False",),
             ) from error
         expected, outputs = list(leaves(answer).values()), list(leaves(written(inputs)).values())
         wanted, shapes = ([tuple(tensor.shape) for tensor in side] for side in (expected, outputs))

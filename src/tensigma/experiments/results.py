@@ -84,7 +84,10 @@ class Results:
         for key, own in (("config", config.config), ("quick", config.quick), ("seed", seed)):
             if content.get(key) != own:
                 came = f"{key} {content.get(key)!r}"
-                raise StoreError(f"{file} holds results with {came}, and {own!r} is asked for; choose another --out")
+                raise StoreError(
+                    f"{file} holds results with {came}, and {own!r} is asked for; choose another {{out}}",
+                    parameters=("out",),
+                )
         return cls(file, config, seed, content["cells"], content["seconds"])
 
 
@@ -95,5 +98,7 @@ def read_results(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise StoreError(f"{file} cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != VERSION:
-        raise StoreError(f"{file} holds no results of an experiment (version {VERSION}); choose another --out")
+        raise StoreError(
+            f"{file} holds no results of an experiment (version {VERSION}); choose another {{out}}", parameters=("out",)
+        )
     return content

@@ -220,4 +220,6 @@ def _check(*, epochs: Any, optimizer: Any, temperature: Any, patience: Any, mix:
     if optimizer not in OPTIMIZERS:
         raise InputError(f"optimizer={optimizer!r} came; choose one of {', '.join(OPTIMIZERS)}")
     if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
-        raise InputError(f"temperature={temperature!r} came; give a number above 0, such as 4")
+        raise InputError(
+            "got {temperature}; give a number above 0, such as 4", parameters=(f"temperature={temperature!r}",)
+        )

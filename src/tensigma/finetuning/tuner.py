@@ -72,8 +72,9 @@ class Labels:
     def target(self, x: Tensor, labels: Tensor | None, index: int) -> Tensor:
         if labels is None:
             raise InputError(
-                f"batch {index} holds no labels; give (input, labels) pairs with one class number for each input, or"
-                " teacher=, the original model, whose answers take their place"
+                f"batch {index} holds no labels; give (input, labels) pairs with one class number for each input, or "
+                "{teacher}, the original model, whose answers take their place",
+                parameters=("teacher",),
             )
         return labels
 
@@ -127,7 +128,10 @@ def judge(model: nn.Module, objective: Objective, validation: Iterable[Pair], se
             hits += objective.hits(scores, target)
             samples += len(x)
     if not samples:
-        raise InputError("no sample was held out for validation; raise validation_share, or give validation=")
+        raise InputError(
+            "no sample was held out for validation; raise {validation_share}, or give {validation}",
+            parameters=("validation_share", "validation"),
+        )
     return total / samples, hits / samples, samples
 
 
@@ -163,7 +167,10 @@ class Tuner:
             if not math.isfinite(loss):
                 break
         if not samples:
-            raise InputError("nothing to train on: give batches of at least two samples, or freeze_bn=True")
+            raise InputError(
+                "nothing to train on: give batches of at least two samples, or {freeze_bn}",
+                parameters=("freeze_bn=True",),
+            )
         outcome: tuple[float | None, float] = None, 0.0
         if math.isfinite(total):
             loss, score, _ = judge(self._model, self._objective, validation, seed)

@@ -200,7 +200,9 @@ def _draft(layer: Layer, wish: Wish, selection: Selection, stats: Calibration | 
         )
     lacking = wish.norm.why_not(layer_stats)
     if lacking is not None:
-        raise InputError(f"norm={wish.norm.name!r}, layer {layer.name!r}: {lacking}")
+        raise InputError(
+            f"{{norm}}, layer {layer.name!r}: {lacking}", parameters=(f"norm={wish.norm.name!r}", "fisher='model'")
+        )
     # Spectra and curves of half-precision weights are computed in single precision.
     kernels = [kernel.to(torch.promote_types(kernel.dtype, torch.float32)) for kernel in kernels_of(layer.module)]
     return Candidate(

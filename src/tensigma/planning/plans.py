@@ -87,7 +87,10 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
     def front(self) -> Front:
         """The whole trade between size and error that the plan was chosen from; gives a plan for any other budget."""
         if self._source is None:
-            raise InputError("only a plan that came out of a budget in this process knows the front; plan with budget=")
+            raise InputError(
+                "only a plan that came out of a budget in this process knows the front; plan with {budget}",
+                parameters=("budget",),
+            )
         return self._source
 
     def with_notes(self, **notes: Any) -> Plan:
@@ -256,7 +259,7 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         try:
             return cls.from_json(data)
         except StoreError as error:
-            raise StoreError(f"{os.fspath(file)}: {error}") from None
+            raise error.prefixed(f"{os.fspath(file)}: ") from None
 
     def __repr__(self) -> str:
         return f"Plan({len(self.compressed)} of {len(self)} layers, rate {self.rate:.2f})"

@@ -66,9 +66,9 @@ def prepare(
     if stats is None and norm is not None:
         if fit_data is None:
             raise InputError(
-                f"norm={norm.name!r} needs {{stats}} (from tensigma.calibrate) or {{data}} (batches to calibrate "
-                "with); only norm='frobenius' does without",
-                parameters=("stats", "data"),
+                "{norm} needs {stats} (from tensigma.calibrate) or {data} (batches to calibrate with); only the norm "
+                "'frobenius' does without",
+                parameters=(f"norm={norm.name!r}", "stats", "data"),
             )
         stats = gather(model, fit_data, fisher=recipe.fisher, input=input, progress=progress)
     if stats is not None:

@@ -223,6 +223,7 @@ def target_labels(item: Any, index: int) -> Tensor:
         labels = torch.from_numpy(labels)
     if not isinstance(labels, Tensor):
         raise InputError(
-            f'batch {index} holds no labels; fisher="labels" needs (input, labels) pairs, fisher="model" does not'
+            f'batch {index} holds no labels; {{fisher}} needs (input, labels) pairs, "model" does not',
+            parameters=('fisher="labels"',),
         )
     return labels

@@ -95,5 +95,6 @@ def _refuse_many_devices(model: nn.Module) -> None:
     devices = {str(tensor.device) for tensor in (*model.parameters(), *model.buffers())}
     if len(devices) > 1:
         raise InputError(
-            f"the model is spread over {', '.join(sorted(devices))}; call calibrate without device= to leave it so"
+            f"the model is spread over {', '.join(sorted(devices))}; call calibrate without {{device}} to leave it so",
+            parameters=("device",),
         )

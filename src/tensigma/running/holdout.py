@@ -101,7 +101,10 @@ def hold_out(batches: Any, key: str | int | None, *, share: float, seed: int) ->
     2
     """
     if not 0 < share <= 0.5:
-        raise InputError(f"validation_share={share!r} came; give a share above 0 and up to 0.5, or validation=")
+        raise InputError(
+            "got {validation_share}; give a share above 0 and up to 0.5, or {validation}",
+            parameters=(f"validation_share={share!r}", "validation"),
+        )
     Pairs(batches, key)
     if isinstance(batches, DataLoader) and _is_plain(batches):
         n_samples = len(batches.dataset)  # type: ignore[arg-type]
@@ -164,8 +167,9 @@ class _Split:
         # Without this, a source that shuffles would train on the samples that judge it.
         if self._seen not in (None, digest.text):
             raise InputError(
-                "batches came in another order, or changed, between two passes, so no part of them can be held out for"
-                " validation; give validation= of its own, or a plain DataLoader over a data set with __getitem__"
+                "the batches changed, or their order did, between two passes, so no part of them can be held out for "
+                "validation; give separate data as {validation}, or a DataLoader over a data set with __getitem__",
+                parameters=("validation",),
             )
         self._seen = digest.text
 

@@ -128,7 +128,9 @@ class Method:
         if not isinstance(target, Importance):
             return self.solver(*ranks, **options).fit(kernel, target)
         if self.weighted is None:
-            raise InputError(f"method={self.name!r} cannot weigh single entries of a kernel; use method='tucker2'")
+            raise InputError(
+                "{method} cannot weigh single entries of a kernel; use 'tucker2'", parameters=(f"method={self.name!r}",)
+            )
         # The start and the other choices of the solver under a metric mean nothing here.
         shared = {key: value for key, value in options.items() if key in ("max_sweeps", "tol")}
         return self.weighted(*ranks, **shared).fit(kernel, target.weights.to(kernel.device))

@@ -84,13 +84,13 @@ class Fisher(Norm):
 
     def why_not(self, stats: LayerStats | None) -> str | None:
         if stats is not None and stats.fisher is None:
-            return "the statistics hold no Fisher information; calibrate with fisher='model'"
+            return "the statistics hold no Fisher information; calibrate with {fisher}"
         return None
 
     def targets(self, geometry: Geometry, stats: LayerStats | None) -> tuple[Target, ...]:
         fisher = _needed(stats, self).fisher
         if fisher is None:
-            raise InputError(f"norm='fisher': {self.why_not(stats)}")
+            raise InputError(f"{{norm}}: {self.why_not(stats)}", parameters=("norm='fisher'", "fisher='model'"))
         return tuple(map(Importance, to_kernels(fisher.sqrt(), geometry)))
 
 
@@ -107,13 +107,16 @@ class Activation(Norm):
     def targets(self, geometry: Geometry, stats: LayerStats | None) -> tuple[Target, ...]:
         sizes = _needed(stats, self).output_abs_mean
         if sizes is None:
-            raise InputError(f"norm='activation': {self.why_not(stats)}")
+            raise InputError(f"{{norm}}: {self.why_not(stats)}", parameters=("norm='activation'",))
         return tuple(map(Importance, sizes.reshape(geometry.groups, -1)))
 
 
 def _needed(stats: LayerStats | None, norm: Norm) -> LayerStats:
     if stats is None:
-        raise InputError(f"norm={norm.name!r} needs the statistics of the layer; only norm='frobenius' does without")
+        raise InputError(
+            "{norm} needs the statistics of the layer; only the norm 'frobenius' does without",
+            parameters=(f"norm={norm.name!r}",),
+        )
     return stats
 
 
