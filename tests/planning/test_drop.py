@@ -15,7 +15,6 @@ from tensigma.errors import CalibrationWarning, InputError
 from tensigma.planning import Front, SearchProgress
 from tensigma.planning.drop import Judge, Kept, smallest_plan
 from tensigma.running import SetAside
-from tensigma.solving import Solution, Treatment, solution_store, solve
 
 
 def classifier() -> nn.Sequential:
@@ -134,24 +133,18 @@ def test_what_the_original_does_not_answer_is_not_kept() -> None:
 
 
 def test_no_layer_is_solved_twice(stats: ts.Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
-    solved: list[Any] = []
-
-    def counted(treatment: Treatment, module: nn.Module, own: Any) -> Solution:
-        solved.append((id(module), treatment.label))
-        return solve(treatment, module, own)
-
-    monkeypatch.setattr(solution_store, "solve", counted)
+    solved = Solved.watch(monkeypatch)
     net = classifier()
     before = {key: value.clone() for key, value in net.state_dict().items()}
     plan = ts.plan(net, stats, budget=ts.Drop(0.1), data=rows(4, seed=1))
-    assert len(solved) == len(set(solved)) > 0
+    assert len(solved) == len({(module, treatment.label) for module, treatment in solved.calls}) > 0
     assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
     # What the search has solved is handed on with the plan.
-    solved.clear()
+    solved.calls.clear()
     _, report = ts.compress(net, plan, stats, sequential=False)
     assert report.compressed
     assert all(row.cached for row in report.compressed)
-    assert not solved
+    assert not solved.calls
 
 
 def test_without_statistics_a_part_of_the_batches_is_held_out() -> None:

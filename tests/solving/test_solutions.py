@@ -14,6 +14,7 @@ from torch import nn
 
 import tensigma as ts
 from support_nets import SmallNet, batches, small_net
+from support_solving import Solved
 from tensigma.calibration import LayerStats
 from tensigma.errors import StoreError
 from tensigma.layers import Geometry
@@ -26,23 +27,12 @@ from tensigma.solving import (
     method_of,
     norm_of,
     solution_store,
-    solve,
 )
-
-Counter = list[Treatment]
 
 
 @pytest.fixture
-def solved(monkeypatch: pytest.MonkeyPatch) -> Counter:
-    """What has been solved since the test began."""
-    counter: Counter = []
-
-    def counted(treatment: Treatment, module: nn.Module, stats: LayerStats | None) -> Solution:
-        counter.append(treatment)
-        return solve(treatment, module, stats)
-
-    monkeypatch.setattr(solution_store, "solve", counted)
-    return counter
+def solved(monkeypatch: pytest.MonkeyPatch) -> Solved:
+    return Solved.watch(monkeypatch)
 
 
 def treatment(layer: nn.Module, method: str = "svd", norm: str = "frobenius", **options: Any) -> Treatment:
@@ -66,7 +56,7 @@ def assert_same(first: Solution, second: Solution) -> None:
     assert all(torch.equal(value, two[key]) for key, value in one.items())
 
 
-def test_memory_and_disk_are_one(solved: Counter, tmp_path: Path) -> None:
+def test_memory_and_disk_are_one(solved: Solved, tmp_path: Path) -> None:
     conv = layer()
     solutions = Solutions(tmp_path / "deep" / "folder")
     first, known = solutions.get_or_solve(treatment(conv), conv, None)
@@ -88,7 +78,7 @@ def test_memory_and_disk_are_one(solved: Counter, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_what_is_kept_is_found_again(solved: Counter, tmp_path: Path, keep: bool, on_disk: bool) -> None:
+def test_what_is_kept_is_found_again(solved: Solved, tmp_path: Path, keep: bool, on_disk: bool) -> None:
     conv = layer()
     solutions = Solutions(tmp_path if on_disk else None)
     for _ in range(3):
@@ -97,7 +87,7 @@ def test_what_is_kept_is_found_again(solved: Counter, tmp_path: Path, keep: bool
     assert len(list(tmp_path.iterdir())) == on_disk
 
 
-def test_a_folder_takes_part_from_now_on(solved: Counter, tmp_path: Path) -> None:
+def test_a_folder_takes_part_from_now_on(solved: Solved, tmp_path: Path) -> None:
     known, new = layer(0), layer(1)
     solutions = Solutions()
     first, _ = solutions.get_or_solve(treatment(known), known, None)
@@ -121,7 +111,7 @@ def test_a_folder_takes_part_from_now_on(solved: Counter, tmp_path: Path) -> Non
     ],
 )
 def test_a_damaged_file_is_solved_again_and_replaced(
-    solved: Counter, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], Any]
+    solved: Solved, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], Any]
 ) -> None:
     conv = layer()
     first, _ = Solutions(tmp_path).get_or_solve(treatment(conv), conv, None)
@@ -137,7 +127,7 @@ def test_a_damaged_file_is_solved_again_and_replaced(
     assert len(solved) == 2
 
 
-def test_a_file_of_another_solution_is_solved_again(solved: Counter, tmp_path: Path) -> None:
+def test_a_file_of_another_solution_is_solved_again(solved: Solved, tmp_path: Path) -> None:
     """Whatever put it there: a file under the wrong name does not fit the layer."""
     conv = layer()
     small, large = treatment(conv), treatment(conv, "tucker2")
@@ -151,7 +141,7 @@ def test_a_file_of_another_solution_is_solved_again(solved: Counter, tmp_path: P
     assert [name for name, _ in solution.modules.named_children()] == list(small.format.stages(small.geometry))
 
 
-def test_everything_that_decides_a_solution_gives_another_key(solved: Counter) -> None:
+def test_everything_that_decides_a_solution_gives_another_key(solved: Solved) -> None:
     conv, x = layer(), torch.randn(20, 8, 5, 5)
     stats = ts.calibrate(nn.Sequential(conv), [x])["0"]
     changed = copy.deepcopy(conv)
@@ -209,7 +199,7 @@ def test_a_folder_that_cannot_be_made_or_written_is_an_error(tmp_path: Path, mon
     assert not list((tmp_path / "full").iterdir())
 
 
-def test_a_copy_is_made_of_what_is_known_already(solved: Counter) -> None:
+def test_a_copy_is_made_of_what_is_known_already(solved: Solved) -> None:
     net: SmallNet = small_net()
     stats = ts.calibrate(net, batches())
     plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 2}))

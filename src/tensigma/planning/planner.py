@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
 from typing import Any, Literal
 
 import torch
@@ -104,10 +105,14 @@ def merged_recipe(recipe: Recipe | None, words: Mapping[str, Any]) -> Recipe:
     """The recipe that was given, or one out of single keywords; both at once would contradict each other."""
     if recipe is None:
         return Recipe(**words)
-    usual = Recipe.__dataclass_fields__
-    extra = [key for key, value in words.items() if value not in (usual[key].default, {}, None)]
-    if extra:
-        raise InputError(f"recipe= decides {extra[0]}= too; give it in the recipe, or leave out the recipe")
+    # Fields without a plain default are mappings, empty unless given.
+    usual = {field.name: {} if field.default is MISSING else field.default for field in fields(Recipe)}
+    extra = next((key for key, value in words.items() if value != usual[key]), None)
+    if extra is not None:
+        raise InputError(
+            f"{{recipe}} decides {{{extra}}} too; give it in the recipe, or leave out the recipe",
+            parameters=("recipe", extra),
+        )
     return recipe
 
 
@@ -134,11 +139,16 @@ def plan_prepared(
     def build(trial: Plan) -> nn.Module:
         return compressed_copy(model, trial.treatments, prepared.stats, solutions)
 
+    def build_roughly(trial: Plan) -> nn.Module:
+        treatments = {name: treatment.roughly() for name, treatment in trial.treatments.items()}
+        return compressed_copy(model, treatments, prepared.stats, solutions)
+
     def weigher(*, trials: bool) -> Weigher | None:
         if recipe.weights != "auto":
             return None
         sharing = [draft for draft in drafts if isinstance(draft, Candidate)]
-        return weigher_for(model, sharing, prepared.trial_data, build, trials=trials, input=input, report=report)
+        data = prepared.trial_data
+        return weigher_for(model, sharing, data, build_roughly, trials=trials, input=input, report=report)
 
     counted = front.weighted(recipe.weights if isinstance(recipe.weights, Mapping) else {})
     if isinstance(recipe.budget, Drop):

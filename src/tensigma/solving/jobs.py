@@ -60,7 +60,7 @@ class Job:
     def run(self, solutions: Solutions, *, keep: bool = True) -> tuple[Solution, bool]:
         """The solution, and whether it was known already."""
         try:
-            return solutions.get_or_solve(self.treatment, self.module, self.stats, keep=keep)
+            return solutions.get_or_solve(self.treatment, self.module, self.stats, name=self.name, keep=keep)
         except TensigmaError as error:
             raise error.prefixed(f"{self.name}: ") from error
 

@@ -42,6 +42,7 @@ from tensigma.linalg import (
     SVD,
     CPJoint,
     Deflation,
+    Factors,
     Fit,
     Importance,
     Metric,
@@ -123,9 +124,18 @@ class Method:
         """The relative error that ranks will give, where the spectra tell."""
         return self.solver.expected_error(spectra, ranks)
 
-    def fit(self, kernel: Tensor, ranks: RankTuple, target: Target, options: Mapping[str, Any]) -> Fit[Any]:
-        """Solve for one kernel."""
+    def fit(
+        self,
+        kernel: Tensor,
+        ranks: RankTuple,
+        target: Target,
+        options: Mapping[str, Any],
+        start: Factors | None = None,
+    ) -> Fit[Any]:
+        """Solve for one kernel, from the factors of a similar problem where there are some and options say nothing."""
         if not isinstance(target, Importance):
+            if start is not None and "init" in self.options:
+                options = {"init": start, **options}
             return self.solver(*ranks, **options).fit(kernel, target)
         if self.weighted is None:
             raise InputError(

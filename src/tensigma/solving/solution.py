@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tensigma.calibration import LayerStats
-from tensigma.layers import empty_modules, kernels_of, to_modules
+from tensigma.layers import empty_modules, from_modules, kernels_of, to_modules
 from tensigma.linalg import Factors, Metric
 from tensigma.solving.metrics import gram_metrics, identity_metrics, means
 from tensigma.solving.treatment import Treatment
@@ -48,16 +48,24 @@ class Solution:
         return cls(modules=modules, **facts)
 
 
-def solve(treatment: Treatment, module: nn.Module, stats: LayerStats | None) -> Solution:
-    """Decompose the kernel of ``module`` as ``treatment`` says."""
-    start = time.perf_counter()
+def solve(
+    treatment: Treatment, module: nn.Module, stats: LayerStats | None, start: nn.Sequential | None = None
+) -> Solution:
+    """Decompose the kernel of ``module`` as ``treatment`` says.
+
+    ``start`` holds the modules of a similar problem in the same format, from which iterative solvers start.
+    """
+    begin = time.perf_counter()
     geometry, method = treatment.geometry, treatment.method
     kernels = kernels_of(module)
     targets = treatment.norm.targets(geometry, stats)
     with torch.no_grad():
+        starts: Sequence[Factors | None] = [None] * len(kernels)
+        if start is not None:
+            starts = from_modules(start, treatment.format, geometry)
         fits = [
-            method.fit(kernel, treatment.ranks, target, treatment.options)
-            for kernel, target in zip(kernels, targets, strict=True)
+            method.fit(kernel, treatment.ranks, target, treatment.options, first)
+            for kernel, target, first in zip(kernels, targets, starts, strict=True)
         ]
         factors: list[Factors] = [fit.factors for fit in fits]
         residuals = [kernel.to(f.to_dense()) - f.to_dense() for kernel, f in zip(kernels, factors, strict=True)]
@@ -69,7 +77,7 @@ def solve(treatment: Treatment, module: nn.Module, stats: LayerStats | None) -> 
         frobenius = _relative(kernels, residuals, identity_metrics(geometry))
         modules = to_modules(factors, geometry, bias)
     converged = all(fit.converged for fit in fits)
-    return Solution(modules, error, frobenius, converged, time.perf_counter() - start)
+    return Solution(modules, error, frobenius, converged, time.perf_counter() - begin)
 
 
 def _bias(

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from tensigma.calibration import LayerStats
 from tensigma.errors import StoreError
+from tensigma.layers import Format
 from tensigma.running import Digest
 from tensigma.solving.solution import Solution, solve
 from tensigma.solving.treatment import Treatment
@@ -50,6 +51,8 @@ class Solutions:
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self.folder = None if folder is None else Path(folder)
         self._memory: dict[str, Solution] = {}
+        # By layer, method and format: the latest modules.
+        self._starts: dict[tuple[str | None, str, Format], nn.Sequential] = {}
         if self.folder is not None:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -57,31 +60,41 @@ class Solutions:
                 raise StoreError(f"the cache {self.folder} cannot be made: {error.strerror or error}") from error
 
     def get_or_solve(
-        self, treatment: Treatment, module: nn.Module, stats: LayerStats | None, *, keep: bool = True
+        self,
+        treatment: Treatment,
+        module: nn.Module,
+        stats: LayerStats | None,
+        *,
+        name: str | None = None,
+        keep: bool = True,
     ) -> tuple[Solution, bool]:
         """The solution for a layer, and whether it was known already; its modules are the caller's own.
 
-        Without ``keep`` the solution is written to the folder but not kept in memory.
+        What was solved before for the layer ``name`` in the same format, for other weights or with fewer steps, is
+        where a solver starts. Without ``keep`` the solution is written to the folder but not kept in memory.
         """
+        start = self._starts.get((name, treatment.method.name, treatment.format)) if name is not None else None
         if not keep and not self._memory and self.folder is None:
-            return solve(treatment, module, stats), False
+            return solve(treatment, module, stats, start), False
         key = key_of(treatment, module, stats)
         if key in self._memory:
             return _copy(self._memory[key]), True
         solution = None if self.folder is None else _read(self._file(key), treatment)
         known = solution is not None
         if solution is None:
-            solution = solve(treatment, module, stats)
+            solution = solve(treatment, module, stats, start)
             if self.folder is not None:
                 _write(self._file(key), solution)
         if keep:
-            self._memory[key] = _copy(solution)
+            self._memory[key] = kept = _copy(solution)
+            if name is not None:
+                self._starts[name, treatment.method.name, treatment.format] = kept.modules
         return solution, known
 
     def on_disk(self, folder: str | os.PathLike[str]) -> Solutions:
         """The same solutions, kept in a folder too from now on."""
         other = Solutions(folder)
-        other._memory = self._memory
+        other._memory, other._starts = self._memory, self._starts
         return other
 
     def _file(self, key: str) -> Path:
@@ -95,7 +108,7 @@ def _copy(solution: Solution) -> Solution:
 
 
 def key_of(treatment: Treatment, module: nn.Module, stats: LayerStats | None) -> str:
-    """A digest of all that a solution depends on."""
+    """A digest of the problem; where a solver started from is no part of it."""
     facts = {
         "cache": _VERSION,
         "library": version("tensigma"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tensigma.layers import Format, Geometry
 from tensigma.solving.methods import Method
 from tensigma.solving.norms import Norm
+
+# A solver's first steps take it nearly all the way; the rest matters to the last per cent of the error.
+_ROUGH = {"max_sweeps": 8, "tol": 1e-3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,11 @@ class Treatment:
     def ranks(self) -> tuple[int, ...]:
         """The ranks, in the order of the format."""
         return self.format.ranks
+
+    def roughly(self) -> Treatment:
+        """The same with few steps of the solver, for trying out."""
+        rough = {key: value for key, value in _ROUGH.items() if key in self.method.options}
+        return replace(self, options={**rough, **self.options})
 
     @property
     def label(self) -> str:
