@@ -298,10 +298,10 @@ def test_an_error_leaves_a_model_in_place_whole(stats: ts.Calibration, monkeypat
     net = small_net()
     plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 2}))
 
-    def fail(treatment: Treatment, module: nn.Module, own: Any) -> Solution:
+    def fail(treatment: Treatment, module: nn.Module, *rest: Any) -> Solution:
         if module is net.head:
             raise InputError("no")
-        return solve(treatment, module, own)
+        return solve(treatment, module, *rest)
 
     monkeypatch.setattr(solution_store, "solve", fail)
     modules = list(net.modules())

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import tensigma as ts
+from support_solving import Solved
 from tensigma.errors import CalibrationWarning, InputError
 from tensigma.planning import Front, SearchProgress
 from tensigma.planning.drop import Judge, Kept, smallest_plan
