@@ -7,7 +7,7 @@ export TENSIGMA_DATA ?= $(realpath ../shared/data)
 # Worker processes share the cores, so each keeps to one thread.
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test quick lint bench docs clean
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
 
@@ -31,11 +31,14 @@ demo: $(VENV)/.demo ## compress a small CNN end to end on an embedded data set
 test: $(VENV)/.dev ## run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-lint: $(VENV)/.dev ## style, types, and the direction of imports
+quick: $(VENV)/.dev ## run the tests of the inner loop, in less than a minute
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) -q -m "not slow and not real" $(QUICK) $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev ## style, types, arrows and doors between rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 bench: $(VENV)/.dev ## speed and memory beside peers, as ratios within one run
 	$(BIN)/python benchmarks/solvers.py
