@@ -18,6 +18,7 @@ import json
 import logging
 import math
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import machine
 import torch
@@ -38,6 +39,7 @@ from tensigma.errors import InputError
 from tensigma.planning import CompressedEntry, CostBudget, ParetoFront
 from tensigma.zoo import Data, load_data, load_model
 
+Measure = Literal["params", "macs"]
 NEW = ("spatial-svd", "tensor-train")
 FITTED_ON = 500
 SEED = 0
@@ -113,6 +115,7 @@ def measure(network: Network, root: Path) -> dict[str, Any]:
         "layers": len(every.curves),
         "layers_with_taps": sum(_may_be_new(options) for options in every.curves.values()),
         "curve_seconds": round(time.perf_counter() - start, 1),
+        "halved": {measure: halved(every, measure) for measure in ("params", "macs")},
         "budgets": {},
     }
     fronts = dict(zip(WAYS, (every, without_new(every)), strict=True))
@@ -135,6 +138,18 @@ def measure(network: Network, root: Path) -> dict[str, Any]:
 
 def _may_be_new(options: Sequence[Any]) -> bool:
     return any(option.method is not None and option.method.name in NEW for option in options)
+
+
+def halved(front: ParetoFront, measure: Measure) -> dict[str, float]:
+    """Median over layers with taps of the expected error where each layer keeps half of its parameters or MACs."""
+    errors: dict[str, list[float]] = {}
+    for options in filter(_may_be_new, front.curves.values()):
+        limit = options[0].price(measure) / 2
+        for column, names in COLUMNS.items():
+            suited = [o.error for o in options if o.method and o.method.name in names and o.price(measure) <= limit]
+            if suited:
+                errors.setdefault(column, []).append(min(suited))
+    return {column: statistics.median(values) for column, values in errors.items()}
 
 
 def without_new(front: ParetoFront) -> ParetoFront:
@@ -230,7 +245,7 @@ def main() -> None:
 
 
 def tables(found: Mapping[str, Any]) -> str:
-    """The tables of docs/formats.md: choices and expected errors, then the compressed networks."""
+    """The tables of docs/formats.md: choices, errors of each format at half size, and the compressed networks."""
     choices = [("network", "budget", *COLUMNS, "expected error with", "without")]
     answers = [("network", "budget", *ANSWERS)]
     for network in found.values():
@@ -246,7 +261,12 @@ def tables(found: Mapping[str, Any]) -> str:
                 texts = [f"{100 * share:.1f}" for share in shares]
                 counted = [f"{both[0][key]:,}" for key in ("fitted_on", "test_images")]
                 answers.append((network["title"], start[1], *counted, *texts))
-    return "\n\n".join("\n".join(lines(rows)) for rows in (choices, answers))
+    kept = [("network", "layers", "half of the", *(column for column in COLUMNS if column != "dense"))]
+    for network in found.values():
+        for measure, word in (("params", "parameters"), ("macs", "multiply-adds")):
+            errors = [f"{network['halved'][measure][column]:.3f}" for column in COLUMNS if column != "dense"]
+            kept.append((network["title"], str(network["layers_with_taps"]), word, *errors))
+    return "\n\n".join("\n".join(lines(rows)) for rows in (choices, kept, answers))
 
 
 def shown(budget: str, row: Mapping[str, Any]) -> str:
