@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import tensigma as ts
 from cases import GEOMETRIES, LayerCase
 from support_nets import SmallNet, batches, small_net
 from tensigma.calibration import CalibrationProgress
+from tensigma.compression import Refine, execution
 from tensigma.errors import InputError, StoreError
 from tensigma.layers import Geometry
 from tensigma.planning import EffectProgress, PlanningProgress, TrialProgress
@@ -331,6 +335,86 @@ def test_wrong_calls_are_refused(stats: ts.Calibration, tmp_path: Path) -> None:
         ts.compress(net, plan, few)
     small, _ = ts.compress(net, plan, data=batches())
     assert small(batches()[0]).shape == (8, 10)
+
+
+def test_other_weights_than_planned_or_calibrated_for_are_refused(stats: ts.Calibration) -> None:
+    net, other = small_net(), small_net()
+    with torch.no_grad():
+        other.head.weight[0, 0] += 1e-5
+    plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 2}))
+    with pytest.raises(InputError, match=r"the plan was made for other weights.*check=False"):
+        ts.compress(other, plan, ts.calibrate(other, batches()))
+    own = ts.plan(other, ranks=ts.Ranks({"*": 2}), data=batches())
+    with pytest.raises(StoreError, match=r"statistics were gathered with other weights.*check=False"):
+        ts.compress(other, own, stats)
+    with pytest.raises(StoreError, match=r"statistics were gathered with other weights.*check=False"):
+        ts.compress(other, batches(), stats, budget=ts.Params(0.6))
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(InputError, match="other weights"):
+        ts.compress_(other, plan, stats)
+    assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())
+    # Welcome where that is said.
+    for small, report in (
+        ts.compress(other, plan, stats, check=False),
+        ts.compress(other, batches(), stats, budget=ts.Params(0.6), check=False),
+    ):
+        assert report.compressed
+        assert small(batches()[0]).shape == (8, 10)
+
+
+def refuse_page_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise AssertionError("computed")
+
+    for name in ("front_data", "spectra_data"):
+        monkeypatch.setattr(execution, name, refuse)
+
+
+def test_what_only_a_page_needs_is_computed_when_it_is_asked_for(
+    stats: ts.Calibration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = small_net()
+    plan = ts.plan(net, stats, budget=ts.Params(0.6))
+    expected = ts.compress(net, plan, stats)[1].to_json()
+    with monkeypatch.context() as patch:
+        refuse_page_data(patch)
+        _, report = ts.compress(net, plan, stats)
+        ts.compress_(small_net(), plan, stats)
+        noted = report.with_notes(remark="mine")
+        assert str(report)
+        assert report.rate > 1
+        assert report["head"].before.params
+        assert noted.compressed == report.compressed
+        assert report == replace(report, seconds=report.seconds)
+        for ask in (lambda: report.spectra, lambda: report.front, report.to_json, lambda: noted.front):
+            with pytest.raises(AssertionError, match="computed"):
+                ask()
+    found = report.to_json()
+    assert (found["front"], found["spectra"]) == (expected["front"], expected["spectra"])
+    refuse_page_data(monkeypatch)
+    # Once.
+    assert report.front is found["front"] is noted.front
+    assert noted.spectra == found["spectra"]
+
+
+def test_reports_can_be_copied_and_sent(stats: ts.Calibration) -> None:
+    net = small_net()
+    _, report = ts.compress(net, ts.plan(net, stats, budget=ts.Params(0.6)), stats)
+    for again in (copy.deepcopy(report), pickle.loads(pickle.dumps(report))):
+        assert again == report
+        assert (again.front, again.spectra) == (report.front, report.spectra)
+
+
+def test_spectra_are_those_of_the_original_also_where_it_is_changed_in_place(stats: ts.Calibration) -> None:
+    net = small_net()
+    plan = ts.plan(net, stats, ranks=ts.Ranks({"block.0": 2}))
+    _, apart = ts.compress(net, plan, stats)
+    expected = apart.spectra
+    report = ts.compress_(net, plan, stats, data=batches(), sequential=False, refine=Refine(passes=48))
+    assert report.notes["refinement"]["kept"]
+    assert not torch.equal(net.head.weight, small_net().head.weight)
+    assert set(report.spectra) == set(expected) > {"head"}
+    assert report.spectra == expected
 
 
 def test_reports_come_back_from_json(stats: ts.Calibration) -> None:

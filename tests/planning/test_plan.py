@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 import tensigma as ts
-from support_nets import batches, small_net
+from support_nets import SmallNet, batches, small_net
 from tensigma.errors import InputError, RankError, StoreError
 from tensigma.linalg import cp_rank, svd_rank, tucker2_ranks
 from tensigma.planning import CompressedEntry
+from tensigma.running import weights_digest
 from tensigma.solving import METHODS, NORMS
 
 
@@ -317,6 +318,57 @@ def test_a_plan_with_a_layer_deleted_or_renamed_is_refused(stats: ts.Calibration
         data["layers"]["strange"] = entry
         with pytest.raises(InputError, match="no layer 'strange'"):
             ts.Plan.from_json(data).check_model(net)
+
+
+def other_weights() -> SmallNet:
+    """The same network, but for the last digits of one weight."""
+    net = small_net()
+    with torch.no_grad():
+        net.head.weight[0, 0] += 1e-5
+    return net
+
+
+def test_plans_know_their_weights(stats: ts.Calibration, tmp_path: Path) -> None:
+    net, other = small_net(), other_weights()
+    plan = ts.plan(net, stats, budget=ts.Params(0.6))
+    plan.save(tmp_path / "plan.json")
+    same = [
+        plan,
+        ts.Plan.load(tmp_path / "plan.json"),
+        plan.with_("head", ranks=2),
+        plan.with_notes(remark="mine"),
+        plan.front().plan(ts.Params(0.5)),
+        ts.plan(net, ranks=ts.Ranks({"*": 2}), norm="frobenius"),
+    ]
+    for each in same:
+        assert each.weights == weights_digest(net)
+        each.check_model(net)
+        each.check_model(net.train())
+        with pytest.raises(InputError, match=r"other weights.*check=False"):
+            each.check_model(other)
+        each.check_model(other, weights=False)
+
+
+def test_statistics_of_other_weights_make_no_plan(stats: ts.Calibration) -> None:
+    other = other_weights()
+    for wish in ({"budget": ts.Params(0.6)}, {"ranks": ts.VBMF(0.5)}):
+        with pytest.raises(StoreError, match=r"other weights.*check=False"):
+            ts.plan(other, stats, **wish)
+    # Where they are welcome, the plan belongs to the weights that it was made for.
+    plan = ts.plan(other, stats, ranks=ts.Ranks({"*": 2}), check=False)
+    plan.check_model(other)
+    with pytest.raises(InputError, match="other weights"):
+        plan.check_model(small_net())
+
+
+def test_plans_from_before_they_knew_their_weights_pass(stats: ts.Calibration) -> None:
+    data = ts.plan(small_net(), stats, ranks=ts.Ranks({"*": 2})).to_json()
+    del data["weights"]
+    old = ts.Plan.from_json(data)
+    assert old.weights is None
+    old.check_model(other_weights())
+    with pytest.raises(StoreError, match="weights is of the wrong kind"):
+        ts.Plan.from_json({**data, "weights": 3})
 
 
 def test_unreadable_plans_are_refused(tmp_path: Path) -> None:

@@ -169,6 +169,9 @@ def compress_(model: nn.Module, plan_or_batches: Any, stats: Calibration | None 
     (True, 3)
     """
     small, report = compress(model, plan_or_batches, stats, **keywords)
+    if keywords.get("refine") is not None:
+        # Spectra are those of the original, and refining changes the layers that stay dense too.
+        _ = report.page
     replace_(model, {layer.name: small.get_submodule(layer.name) for layer in report.compressed})
     model.load_state_dict(small.state_dict())
     return report

@@ -92,6 +92,10 @@ class Report:
         """Layer → how its error falls with its rank."""
         return self.page.spectra
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy, or whoever it is sent to, has the data and not the function with the model behind it.
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"page_data": self.page}
+
     def with_notes(self, **notes: Any) -> Report:
         """The same report with more notes, or others in the place of those of the same name."""
         return replace(self, notes={**self.notes, **notes}, page_data=lambda: self.page)
