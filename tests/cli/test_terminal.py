@@ -20,6 +20,7 @@ from tensigma.calibration import CalibrationProgress
 from tensigma.cli.app import app
 from tensigma.cli.command import command_line
 from tensigma.cli.progress import Bar, Lines, Step, step_of
+from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.evaluation import EvaluationProgress
 from tensigma.planning import PlanningProgress
@@ -90,6 +91,25 @@ def test_a_name_wider_than_the_terminal_is_folded():
     assert "…" not in shown
     assert "1,024" in shown
     assert "".join(line[:17].strip() for line in shown.splitlines()[3:]) == "features.denseblock3.denselayer12.conv2"
+
+
+def test_names_are_wrapped_before_numbers():
+    header = ["norm", "ranks", ">parameters", ">MACs", ">top-1"]
+    shown = drawn(Columns(header, [["Tensigma default", "params=0.327", "77,579", "1.92 M", "99.44 %"]]), 52)
+    assert "77,579  1.92 M  99.44 %" in shown
+    assert "Tensigma default" not in shown
+
+
+def test_messages_are_broken_between_words():
+    stream = io.StringIO()
+    screen = Screen()
+    screen._err = Console(file=stream, force_terminal=True, width=40, color_system=None)
+    text = "errors count by their effects on the answers, the best of 3 ways tried on 300 samples"
+    screen.note(text)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 40
+    assert stream.getvalue().split() == text.split()
 
 
 @pytest.mark.parametrize("command", ["plan", "compress", "demo", "inspect", "stats merge", "export"])

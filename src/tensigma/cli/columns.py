@@ -40,7 +40,7 @@ def arrange(
 
     These steps are tried in turn: break headers at blanks and narrow the column ``remarks``, unless that repeats the
     same sentence over several lines; move the remarks below the table, each text once, with marks in the column
-    ``marked``; wrap other texts; wrap numbers; fold names.
+    ``marked``; wrap other texts at blanks; wrap numbers at blanks; fold names.
 
     >>> layout = arrange(["layer", "why"], [["conv1", "it is small"], ["fc", "it is small"]], right=(), room=12,
     ...                  remarks=1)
@@ -57,10 +57,10 @@ def arrange(
         widths = _fitted(step, soft, room, least=_SENTENCE)
         if _total(widths) <= room and not any(_repeats(step, index, widths[index]) for index in soft):
             return replace(step, widths=widths)
-    others = range(1, len(layout.header))
-    widths = _fitted(layout, [index for index in others if index not in layout.right], room)
+    columns = range(len(layout.header))
+    widths = _fitted(layout, [index for index in columns if index not in layout.right], room)
     if _total(widths) > room:
-        widths = _fitted(layout, others, room)
+        widths = _fitted(layout, columns, room)
     if _total(widths) > room:
         widths[0] = max(min(_NAME, widths[0]), room - (_total(widths) - widths[0]))
     return replace(layout, widths=widths)

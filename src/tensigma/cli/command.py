@@ -9,11 +9,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-from typer.models import OptionInfo
 
 import tensigma as ts
 from tensigma.cli.parsing import in_options
@@ -64,40 +63,29 @@ def command(function: Callable[..., None], *, threads: int | None = None) -> Cal
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         )
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
-    for parameter in parameters:
-        _hide_type(parameter.annotation)
     del run.__wrapped__
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
-def _hide_type(annotation: Any) -> None:
-    """Name no type of value in the help of a flag."""
-    kind, *metadata = get_args(annotation) or (None,)
-    for option in metadata:
-        if isinstance(option, OptionInfo) and option.metavar is None and kind in (bool, bool | None):
-            option.metavar = ""
+class _FlagsWithoutTypes:
+    """Shows no type of value in the help of flags, which take none."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
 
 
-def _as_flag(option: Any) -> Any:
-    if option is not None:
-        option.metavar = ""
-    return option
+class Command(_FlagsWithoutTypes, TyperCommand):
+    """A command as all of them are shown."""
 
 
-class Command(TyperCommand):
-    """A command whose ``--help`` is shown as a flag."""
-
-    def get_help_option(self, ctx: Any) -> Any:
-        return _as_flag(super().get_help_option(ctx))
-
-
-class Group(TyperGroup):
-    """Commands under one name, whose ``--help`` is shown as a flag."""
-
-    def get_help_option(self, ctx: Any) -> Any:
-        return _as_flag(super().get_help_option(ctx))
+class Group(_FlagsWithoutTypes, TyperGroup):
+    """Commands under one name."""
 
 
 def command_line() -> list[str] | None:

@@ -60,17 +60,21 @@ class Screen:
     def note(self, text: str) -> None:
         """A note on what is being done."""
         if self.speaks and not self.quiet:
-            self._err.print(Text(text, style="dim"), soft_wrap=True)
+            self._say(Text(text, style="dim"))
 
     def warn(self, text: str) -> None:
         """A warning; the work goes on."""
         if self.speaks:
-            self._err.print(Text.assemble(("warning: ", "bold yellow"), text), soft_wrap=True)
+            self._say(Text.assemble(("warning: ", "bold yellow"), text))
 
     def error(self, text: str) -> None:
         """Why the work failed."""
         process = "" if self.size == 1 else f"process {self.rank} of {self.size}: "
-        self._err.print(Text.assemble(("error: ", "bold red"), process, text), soft_wrap=True)
+        self._say(Text.assemble(("error: ", "bold red"), process, text))
+
+    def _say(self, text: Text) -> None:
+        # A message is one line in a file, and broken between words on a terminal.
+        self._err.print(text, soft_wrap=not self._err.is_terminal)
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[Any], None]]:

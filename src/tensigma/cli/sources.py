@@ -19,10 +19,10 @@ from tensigma.cli.screen import Screen
 
 def check_choice(**choices: Any) -> None:
     """Refuse none or several of these options."""
-    names = " or ".join(f"--{name}" for name in choices)
+    names = ", ".join(f"--{name}" for name in choices)
     present = [f"--{name}" for name, value in choices.items() if value is not None]
     if len(present) != 1:
-        raise typer.BadParameter(f"got {' and '.join(present) or 'none of them'}; give exactly one of {names}")
+        raise typer.BadParameter(f"give exactly one of {names}; got {' and '.join(present) or 'none'}")
 
 
 def check_absent(context: typer.Context, *names: str) -> None:

@@ -167,7 +167,7 @@ class _Split:
         # Without this, a source that shuffles would train on the samples that judge it.
         if self._seen not in (None, digest.text):
             raise InputError(
-                "the batches changed, or their order did, between two passes, so no part of them can be held out for "
+                "the batches changed, or had another order, in the second pass, so no part of them can be held out for "
                 "validation; give separate data as {validation}, or a DataLoader over a data set with __getitem__",
                 parameters=("validation",),
             )
