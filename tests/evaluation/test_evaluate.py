@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,9 +16,10 @@ import tensigma as ts
 from cases import GEOMETRIES, LayerCase
 from support_nets import batches, small_net
 from tensigma.errors import InputError, StoreError
-from tensigma.evaluation import measure_latency
+from tensigma.evaluation import EvaluationProgress, Size, compare, measure_latency
 from tensigma.evaluation.size import count_macs
 from tensigma.layers import Geometry
+from tensigma.running import Progress
 
 
 def scores(*best: int) -> Tensor:
@@ -141,3 +145,37 @@ def test_latency_leaves_threads_alone() -> None:
     threads = torch.get_num_threads()
     (found,) = measure_latency([nn.Linear(4, 4)], torch.ones(2, 4), rounds=4)
     assert (found.batch, found.rounds, torch.get_num_threads()) == (2, 4, threads)
+
+
+def test_progress_tells_batches_samples_and_time() -> None:
+    seen: list[EvaluationProgress] = []
+    ts.evaluate(nn.Identity(), [scores(0, 1), scores(2), scores(3, 4)], progress=seen.append)
+    assert [(state.done, state.total, state.samples) for state in seen] == [(1, 3, 2), (2, 3, 3), (3, 3, 5)]
+    assert all(isinstance(state, Progress) for state in seen)
+    assert all(0 < early.seconds < late.seconds for early, late in pairwise(seen))
+    assert (seen[-1].share, seen[-1].remaining) == (1.0, 0.0)
+    assert str(seen[0]).startswith("batch 1 of 3, ")
+    seen.clear()
+    ts.evaluate(nn.Identity(), iter([scores(0)]), progress=seen.append)
+    assert (seen[0].total, seen[0].share, seen[0].remaining) == (None, None, None)
+    assert str(seen[0]).startswith("batch 1, ")
+
+
+def test_several_models_are_counted_as_each_would_be_alone() -> None:
+    models: dict[str, nn.Module] = {"plain": nn.Identity(), "shifted": Shift(), "broken": Broken(float("nan"))}
+    data = [(scores(0, 1, 2, 5), torch.tensor([0, 1, 3, 5])), (scores(3), torch.tensor([3]))]
+    read: list[int] = []
+
+    def once() -> Iterator[Any]:
+        for index, batch in enumerate(data):
+            read.append(index)
+            yield batch
+
+    together = compare(models, once(), reference="plain", latency=False)
+    assert read == [0, 1]
+    for name, model in models.items():
+        alone = ts.evaluate(model, data, original=models["plain"], confidence=None)
+        assert replace(alone, original=None) == together[name]
+        assert alone.original == together["plain"]
+    sizes = {"plain": Size(params=7, macs=None, bytes=28)}
+    assert compare(models, data, sizes=sizes, latency=False)["plain"].size == sizes["plain"]
