@@ -194,7 +194,7 @@ def test_a_network_is_trained_once_and_the_same_way(tmp_path: Path, monkeypatch:
 def test_results_of_something_else_are_kept(tmp_path: Path):
     config = digits()
     go(config, tmp_path)
-    with pytest.raises(StoreError, match="seed 0, and 1 is asked for"):
+    with pytest.raises(StoreError, match="seed 0, not 1"):
         go(config, tmp_path, seed=1)
     (tmp_path / "out" / "fisher.mine.json").write_text("[]")
     with pytest.raises(StoreError, match="no results"):

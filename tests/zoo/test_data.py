@@ -231,8 +231,8 @@ def test_bad_npz(tmp_path: Path) -> None:
         "objects": "not a readable npz file of plain arrays",
         "junk": "not a readable npz file of plain arrays",
         "other": "holds pictures; the images are expected under 'images'",
-        "labels": r"labels of shape \(3,\) came for 2 images",
-        "ints": "images of dtype int64 came",
+        "labels": r"labels have shape \(3,\) for 2 images",
+        "ints": "images have dtype int64",
     }.items():
         with pytest.raises(StoreError, match=message):
             load(f"npz:{tmp_path / name}.npz")
@@ -256,7 +256,7 @@ def test_cifar10_forms(tmp_path: Path) -> None:
     assert load(f"cifar10:{tmp_path}?split=train&holdout=0.25").n_samples == 15
     assert set(gather(load(f"cifar10:{tmp_path}?classes=cat,3,dog"))[1].tolist()) == {3, 5}
     (binary / "data_batch_1.bin").write_bytes(b"123")
-    with pytest.raises(StoreError, match=r"data_batch_1.bin: 3 bytes came"):
+    with pytest.raises(StoreError, match=r"data_batch_1.bin: 3 bytes are not whole records"):
         load(f"cifar10:{binary}")
 
 
@@ -348,14 +348,14 @@ def test_factories(tmp_path: Path) -> None:
     ("spec", "message"),
     [
         ("imagefoldr:x", "names no data; did you mean imagefolder:…"),
-        ("digits:?holdout=0.3", "holdout=0.3 came without split="),
+        ("digits:?holdout=0.3", "holdout=0.3 needs split="),
         ("digits:?siz=3", "the option 'siz' is not known; did you mean 'size'"),
-        ("digits:?size=large", "size=large came; give a whole number"),
-        ("digits:?size=0", "size=0 came; give a whole number of at least 1"),
-        ("digits:?interpolation=nearest", "interpolation=nearest came; bilinear, bicubic"),
-        ("digits:?holdout=2&split=val", "holdout=2.0 came; give a share between 0 and 1"),
-        ("digits:?samples=5000", "samples=5000 came; there are 1797 to choose from"),
-        ("digits:?split=test", "this set has no test set"),
+        ("digits:?size=large", "size=large is invalid; give a whole number"),
+        ("digits:?size=0", "size=0 is invalid; give a whole number of at least 1"),
+        ("digits:?interpolation=nearest", "interpolation=nearest is invalid; bilinear, bicubic"),
+        ("digits:?holdout=2&split=val", "holdout=2.0 is invalid; give a share between 0 and 1"),
+        ("digits:?samples=5000", "samples=5000 is too many; there are 1797 to choose from"),
+        ("digits:?split=test", "this set has no split=test"),
         ("digits:?shuffle=maybe", "give true or false"),
         ("digits:?std=0", "give positive numbers"),
         ("digits:?split=val&holdout=0.0006&classes=11", "the class '11' is not known"),

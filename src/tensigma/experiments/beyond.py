@@ -81,9 +81,9 @@ class Variant:
         except TypeError as error:
             raise InputError(f"{where}: a variant is incomplete: {error}") from None
         if isinstance(made.weigh, str) and made.weigh != "effects":
-            raise InputError(f"{where}: weigh {made.weigh!r} came; it takes 'effects' or a power of gradients")
+            raise InputError(f"{where}: weigh is 'effects' or a power of gradients, got {made.weigh!r}")
         if made.ranks not in (*_RULES, "budget"):
-            raise InputError(f"{where}: ranks {made.ranks!r} came; there are {', '.join(_RULES)} and budget")
+            raise InputError(f"{where}: ranks {made.ranks!r} are unknown; there are {', '.join(_RULES)} and budget")
         return made
 
 

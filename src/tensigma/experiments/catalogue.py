@@ -84,10 +84,10 @@ def load_config(name: str, config: str = "substitute") -> Config:
         return parse_config(_toml(text, f"{name} ({config})"), name=name, config=config)
     file = Path(config)
     if not file.is_file():
-        raise InputError(f"config {config!r} came; give substitute, paper, or a TOML file")
-    # A file of one's own may have a name of its own; it becomes that of the results.
+        raise InputError(f"config {config!r} is unknown; give substitute, paper, or a TOML file")
+    # The config of a user may have any name, which becomes that of the results.
     if not re.fullmatch(r"[\w-]+", name):
-        raise InputError(f"an experiment called {name!r} came; a name has letters, digits, - and _")
+        raise InputError(f"an experiment cannot be called {name!r}; a name has letters, digits, - and _")
     return parse_config(_toml(file.read_text(encoding="utf-8"), config), name=name, config=file.stem)
 
 

@@ -28,7 +28,7 @@ from tensigma.running import Progress, Wanted
 from tensigma.zoo import load_model
 
 MODEL = "zoo:digits-cnn"
-#: Seven tenths of the images train and calibrate; the rest is seen by nobody before the evaluation.
+#: Seven tenths of the images train and calibrate; the rest is used only for the evaluation.
 TRAIN = "digits:?split=train&holdout=0.3"
 TEST = "digits:?split=val&holdout=0.3"
 #: The paper's rank parameter; more is smaller.

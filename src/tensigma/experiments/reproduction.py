@@ -87,7 +87,7 @@ class State:
 def kind_of(config: Config) -> Kind:
     """The kind of an experiment, after checking that its config has what that needs."""
     if config.kind not in KINDS:
-        raise InputError(f"{config.name} ({config.config}): kind {config.kind!r} came; there are {', '.join(KINDS)}")
+        raise InputError(f"{config.name} ({config.config}): kind {config.kind!r} is unknown; use {', '.join(KINDS)}")
     kind = KINDS[config.kind]
     kind.check(config)
     return kind

@@ -83,9 +83,9 @@ class Results:
         content = read_results(file)
         for key, own in (("config", config.config), ("quick", config.quick), ("seed", seed)):
             if content.get(key) != own:
-                came = f"{key} {content.get(key)!r}"
+                stored = f"{key} {content.get(key)!r}"
                 raise StoreError(
-                    f"{file} holds results with {came}, and {own!r} is asked for; choose another {{out}}",
+                    f"{file} holds results with {stored}, not {own!r}; choose another {{out}}",
                     parameters=("out",),
                 )
         return cls(file, config, seed, content["cells"], content["seconds"])

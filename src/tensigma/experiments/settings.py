@@ -44,7 +44,7 @@ Value = float | int | str
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a network that nobody has trained yet is trained, once."""
+    """How a network is trained, once, where there are no trained weights."""
 
     source: str
     epochs: int
@@ -184,9 +184,9 @@ def parse_config(table: Mapping[str, Any], *, name: str, config: str) -> Config:
 def _check_names(config: Config, where: str) -> None:
     """Refuse whatever is named but not there."""
 
-    def known(what: str, came: str | None, names: Any) -> None:
-        if came is not None and came not in names:
-            raise InputError(f"{where}: the {what} {came!r} is not there; there are {', '.join(map(repr, names))}")
+    def known(what: str, name: str | None, names: Any) -> None:
+        if name is not None and name not in names:
+            raise InputError(f"{where}: there is no {what} {name!r}; there are {', '.join(map(repr, names))}")
 
     titles = [study.title or study.model for study in config.study]
     if len(set(titles)) < len(titles):
@@ -214,7 +214,7 @@ def _check_names(config: Config, where: str) -> None:
 
 def _read(kind: type[T], table: Any, where: str) -> T:
     if not isinstance(table, Mapping):
-        raise InputError(f"{where}: a table is expected, got {table!r}")
+        raise InputError(f"{where}: expected a table, got {table!r}")
     hints = typing.get_type_hints(kind)
     own = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
     for key in table:
@@ -237,7 +237,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return _read(hint, value, where)
     if origin is Literal:
         if value not in arguments:
-            raise InputError(f"{where}: {value!r} came; choose one of {', '.join(map(repr, arguments))}")
+            raise InputError(f"{where}: got {value!r}; choose one of {', '.join(map(repr, arguments))}")
         return value
     if origin in (typing.Union, types.UnionType):
         choices = [each for each in arguments if each is not type(None)]
@@ -245,17 +245,17 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             return None if value is None else _value(choices[0], value, where)
         if isinstance(value, tuple(choices)) and not isinstance(value, bool):
             return value
-        raise InputError(f"{where}: {value!r} came; a number or text is expected")
+        raise InputError(f"{where}: expected a number or text, got {value!r}")
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise InputError(f"{where}: {value!r} came; a list is expected")
+            raise InputError(f"{where}: expected a list, got {value!r}")
         return tuple(_value(arguments[0], each, f"{where}[{index}]") for index, each in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise InputError(f"{where}: {value!r} came; a table is expected")
+            raise InputError(f"{where}: expected a table, got {value!r}")
         return {key: _value(arguments[1], each, f"{where}.{key}") for key, each in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise InputError(f"{where}: {value!r} came; {hint.__name__} is expected")
+        raise InputError(f"{where}: expected {hint.__name__}, got {value!r}")
     return value

@@ -1,4 +1,4 @@
-"""Training a small network where no trained one is at hand."""
+"""Training a small network where there are no trained weights."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _fine_tuning(noted: Any) -> str | None:
         return None
     tuning = FineTuning.from_json(noted)
     if tuning.learning_rate is None:
-        return "no epoch was better than the model as it came"
+        return "no epoch was better than the model before training"
     measure = "top-1" if tuning.measure == "top1" else tuning.measure
     before, after = numbers.percent(tuning.start.score), numbers.percent(tuning.best.score)
     return (

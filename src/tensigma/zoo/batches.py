@@ -43,7 +43,7 @@ class Data:
 
     def __init__(self, parts: Sequence[Part], *, batch_size: int, workers: int) -> None:
         if batch_size < 1:
-            raise InputError(f"batch_size={batch_size} came; give a whole number of at least 1")
+            raise InputError(f"batch_size={batch_size!r} is invalid; give a whole number of at least 1")
         self.name = " + ".join(part.name for part in parts)
         self.batch_size = batch_size
         self._parts = tuple(parts)
@@ -95,7 +95,7 @@ class Data:
     def shard(self, index: int, count: int) -> Data:
         """Every ``count``-th image from ``index`` on: the share of one process among several."""
         if not 0 <= index < count:
-            raise InputError(f"shard {index} of {count} came; the index runs from 0 to {count - 1}")
+            raise InputError(f"there is no shard {index} of {count}; the index runs from 0 to {count - 1}")
         return self._with_order(self._order[index::count])
 
     def _with_order(self, order: list[tuple[int, int]]) -> Data:
@@ -183,7 +183,7 @@ def _length(sized: Any) -> int | None:
 
 
 def _ahead(load: Callable[[Any], Any], chunks: Sequence[Any], workers: int) -> Iterator[Any]:
-    """``map`` in background threads, in order, a little ahead of whoever asks."""
+    """``map`` in background threads, in order, a little ahead of the consumer."""
     if workers < 1:
         yield from map(load, chunks)
         return

@@ -53,7 +53,9 @@ class View:
         found = []
         for name, values in (("mean", self.mean or (0.0,)), ("std", self.std or (1.0,))):
             if len(values) not in (1, n_channels):
-                raise InputError(f"{name} with {len(values)} values came; images have {n_channels} channels")
+                raise InputError(
+                    f"{name} has {len(values)} values and the images {n_channels} channels; give one or {n_channels}"
+                )
             found.append(torch.tensor(values, dtype=torch.float32)[:, None, None])
         return found[0], found[1]
 
@@ -65,7 +67,7 @@ class View:
     def _crop(self, x: Tensor, size: int) -> Tensor:
         height, width = x.shape[-2:]
         if min(height, width) < size:
-            raise InputError(f"size={size} came; the image has only {height}×{width} pixels at resize={self.resize}")
+            raise InputError(f"size={size} is too large; the image has {height}×{width} pixels at resize={self.resize}")
         top, left = round((height - size) / 2), round((width - size) / 2)
         return x[..., top : top + size, left : left + size]
 

@@ -59,21 +59,21 @@ class DataOptions:
 
 def _check(name: str, value: object, fine: bool, accepted: str) -> None:
     if not fine:
-        raise InputError(f"{name}={value} came; {accepted}")
+        raise InputError(f"{name}={value} is invalid; {accepted}")
 
 
 def _whole(key: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InputError(f"{key}={text} came; give a whole number") from None
+        raise InputError(f"{key}={text} is invalid; give a whole number") from None
 
 
 def _number(key: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InputError(f"{key}={text} came; give a number") from None
+        raise InputError(f"{key}={text} is invalid; give a number") from None
 
 
 def _numbers(key: str, text: str) -> tuple[float, ...]:
@@ -86,7 +86,7 @@ def _names(key: str, text: str) -> tuple[str, ...]:
 
 def _flag(key: str, text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise InputError(f"{key}={text} came; give true or false")
+        raise InputError(f"{key}={text} is invalid; give true or false")
     return text.lower() == "true"
 
 

@@ -1,4 +1,4 @@
-"""Whether two names of data may stand for some of the same images."""
+"""Whether two names of data may mean some of the same images."""
 
 from __future__ import annotations
 

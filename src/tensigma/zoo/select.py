@@ -23,10 +23,10 @@ def choose(spec: Spec, source: Source, options: DataOptions) -> Tensor:
     """Indices of the images to use, in order."""
     order = permutation(len(source), options.seed)
     if options.holdout is not None and options.split is None:
-        raise InputError(f"{spec}: holdout={options.holdout:g} came without split=; say split=train or split=val")
+        raise InputError(f"{spec}: holdout={options.holdout:g} needs split=train or split=val")
     if options.split is not None:
         if options.split == "test":
-            raise InputError(f"{spec}: split=test came, but this set has no test set; give train or val with holdout=")
+            raise InputError(f"{spec}: this set has no split=test; give split=train or split=val with holdout=")
         if options.holdout is None:
             raise InputError(f"{spec}: split={options.split} needs holdout=SHARE, such as holdout=0.1")
         n_held = max(1, round(options.holdout * len(order)))
@@ -43,7 +43,7 @@ def choose(spec: Spec, source: Source, options: DataOptions) -> Tensor:
         order = _first_of_each(order, labels, options.per_class)
     if options.samples is not None:
         if options.samples > len(order):
-            raise InputError(f"{spec}: samples={options.samples} came; there are {len(order)} to choose from")
+            raise InputError(f"{spec}: samples={options.samples} is too many; there are {len(order)} to choose from")
         order = order[: options.samples]
     if not order:
         raise InputError(f"{spec}: no image is left after this selection; take more classes or a larger share")

@@ -137,7 +137,7 @@ def open_npz(file: Path, classes: tuple[str, ...] = ()) -> Arrays:
     if images is None:
         raise StoreError(f"{file}: holds {', '.join(arrays) or 'nothing'}; the images are expected under 'images'")
     if labels is not None and (labels.ndim != 1 or len(labels) != len(images)):
-        raise StoreError(f"{file}: labels of shape {labels.shape} came for {len(images)} images; give one per image")
+        raise StoreError(f"{file}: labels have shape {labels.shape} for {len(images)} images; give one per image")
     targets = None if labels is None else torch.from_numpy(labels.astype(np.int64))
     if not classes and targets is not None and len(targets):
         classes = tuple(str(label) for label in range(int(targets.max()) + 1))
@@ -146,13 +146,13 @@ def open_npz(file: Path, classes: tuple[str, ...] = ()) -> Arrays:
 
 def _channels_first(images: np.ndarray, file: Path) -> Tensor:
     if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
-        raise StoreError(f"{file}: images of dtype {images.dtype} came; give uint8, or float already normalised")
+        raise StoreError(f"{file}: images have dtype {images.dtype}; give uint8, or float already normalised")
     if images.ndim == 3:
         images = images[:, None]
     elif images.ndim == 4 and images.shape[3] in (1, 3, 4):
         images = images.transpose(0, 3, 1, 2)
     elif images.ndim != 4:
-        raise StoreError(f"{file}: images of shape {images.shape} came; give (n, h, w, c), (n, c, h, w) or (n, h, w)")
+        raise StoreError(f"{file}: images have shape {images.shape}; give (n, h, w, c), (n, c, h, w) or (n, h, w)")
     tensor = torch.from_numpy(np.ascontiguousarray(images))
     return tensor if tensor.dtype == torch.uint8 else tensor.float()
 
@@ -214,7 +214,7 @@ def _records(files: Sequence[Path], n_labels: int) -> Tensor:
     for file in files:
         content = np.frombuffer(file.read_bytes(), dtype=np.uint8)
         if content.size == 0 or content.size % record:
-            raise StoreError(f"{file}: {content.size} bytes came; records are {record} bytes long, so it is truncated")
+            raise StoreError(f"{file}: {content.size} bytes are not whole records of {record}; it is truncated")
         rows.append(content.reshape(-1, record))
     return torch.from_numpy(np.concatenate(rows))
 

@@ -41,7 +41,7 @@ class Spec:
         for item in tail.split("&") if mark else ():
             key, equals, value = item.partition("=")
             if not equals or not key.strip():
-                raise InputError(f"{text!r}: the option {item!r} came; write options as ?key=value&key=value")
+                raise InputError(f"{text!r}: option {item!r} cannot be read; write options as ?key=value&key=value")
             if key.strip() in options:
                 raise InputError(f"{text!r}: the option {key.strip()!r} is there twice; give it once")
             options[key.strip()] = value.strip()
@@ -74,15 +74,15 @@ def literal(text: str) -> Any:
         return text
 
 
-def unknown(what: str, came: str, accepted: Iterable[str]) -> InputError:
-    """The error for a name nobody knows, with the names closest to it, or all where there are few."""
+def unknown(what: str, name: str, accepted: Iterable[str]) -> InputError:
+    """The error for an unknown name, with the names closest to it, or all where there are few."""
     names = sorted(accepted)
-    close = difflib.get_close_matches(came, names, n=4, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=4, cutoff=0.5)
     if len(names) > 12 and not close:
-        return InputError(f"{what} {came!r} is not known, and none of the {len(names)} known names is close to it")
+        return InputError(f"{what} {name!r} is not known, and none of the {len(names)} known names is close to it")
     listed = ", ".join(close if len(names) > 12 else names)
     guess = f"; did you mean {close[0]!r}?" if close else ""
-    return InputError(f"{what} {came!r} is not known{guess} ({'close' if len(names) > 12 else 'known'}: {listed})")
+    return InputError(f"{what} {name!r} is not known{guess} ({'close' if len(names) > 12 else 'known'}: {listed})")
 
 
 def _no_scheme(text: str, path: Path, kind: str, schemes: list[str]) -> InputError:
@@ -90,16 +90,16 @@ def _no_scheme(text: str, path: Path, kind: str, schemes: list[str]) -> InputErr
     if path.suffix == ".py":
         if not path.is_file():
             return InputError(f"{path}: no such file; the form is path/to/file.py:factory")
-        return InputError(f"{text!r} came; name the function too, as {path}:NAME ({_defined(path)})")
+        return InputError(f"{text!r} lacks the name of the function; write {path}:NAME ({_defined(path)})")
     guess = None
     if "imagefolder" in schemes and path.expanduser().is_dir():
         guess = f"imagefolder:{text}"
     elif "npz" in schemes and path.suffix == ".npz":
         guess = f"npz:{text}"
     if guess is not None:
-        return InputError(f"{text!r} came, a path without the kind of {kind} before it; did you mean {guess!r}?")
+        return InputError(f"{text!r} is a path without the kind of {kind} before it; did you mean {guess!r}?")
     forms = f" ({kind}: {', '.join(_forms(schemes))})" if schemes else ""
-    return InputError(f"{text!r} came; write SCHEME:NAME or path/to/file.py:factory{forms}")
+    return InputError(f"{text!r} is not a name; write SCHEME:NAME or path/to/file.py:factory{forms}")
 
 
 def _forms(schemes: Iterable[str]) -> list[str]:
@@ -120,10 +120,10 @@ def _defined(path: Path) -> str:
     return f"it defines: {', '.join(_functions(path))}" if _functions(path) else "it defines no function"
 
 
-def unknown_scheme(kind: str, text: str, came: str, schemes: Iterable[str]) -> InputError:
-    """The error for a name with a scheme nobody knows."""
+def unknown_scheme(kind: str, text: str, scheme: str, schemes: Iterable[str]) -> InputError:
+    """The error for a name with an unknown scheme."""
     forms = _forms(schemes)
-    close = difflib.get_close_matches(f"{came}:…", forms, n=1)
+    close = difflib.get_close_matches(f"{scheme}:…", forms, n=1)
     guess = f"; did you mean {close[0]}?" if close else ""
     return InputError(f"{text!r} names no {kind}{guess} (accepted: {', '.join(forms)})")
 

@@ -43,7 +43,7 @@ def read_weights(file: str | Path) -> dict[str, Tensor]:
             "save model.state_dict() alone and give that file"
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        # A KeyError from a damaged file carries a bare number, which tells nobody anything.
+        # A KeyError from a damaged file carries a bare number, which explains nothing.
         detail = "it is damaged or of another kind" if isinstance(error, KeyError) else str(error)
         raise StoreError(f"{path}: not a readable PyTorch file ({detail})") from error
     state = _unwrap(content)
