@@ -1,4 +1,4 @@
-"""Unfinished calibrations on disk, from which a killed run goes on."""
+"""Unfinished calibrations on disk, so that a killed run can resume."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tensigma.layers import first_difference
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """Where a calibration stands: statistics of finished passes and of the first ``batches`` batches of this one."""
+    """State of a calibration: statistics of the finished passes and of the first ``batches`` of the current one."""
 
     layers: Mapping[str, LayerStats] = field(default_factory=dict)
     finished_passes: int = 0
@@ -36,11 +36,11 @@ class Checkpoint:
     def __init__(self, folder: str | Path, *, fingerprint: Mapping[str, str], options: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
         self.fingerprint = dict(fingerprint)
-        #: Whatever must be the same for the rest of the run to fit its beginning.
+        #: Settings that must be the same when the run resumes.
         self.options = dict(options)
 
     def save(self, state: State) -> None:
-        """Write the state beside the previous one, then remove that."""
+        """Write the state next to the previous one, then remove the previous one."""
         older = self._steps()
         step = int(older[-1].name.partition("-")[2]) + 1 if older else 1
         manifest = {
@@ -58,13 +58,13 @@ class Checkpoint:
             shutil.rmtree(folder, ignore_errors=True)
 
     def load(self, *, resume: bool) -> State | None:
-        """The latest state, or None where there is none. Without ``resume`` there must be none."""
+        """The latest state, or None if there is none. Raises if there is one and ``resume`` is not set."""
         steps = self._steps()
         if not steps:
             return None
         if not resume:
             raise StoreError(
-                f"{self.folder} holds a checkpoint; pass {{resume}} to go on from it, or remove the folder",
+                f"{self.folder} holds a checkpoint; pass {{resume}} to continue from it, or remove the folder",
                 parameters=("resume=True",),
             )
         manifest = read_manifest(steps[-1])

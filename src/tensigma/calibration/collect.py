@@ -1,4 +1,4 @@
-"""Running a model over data and gathering the moments of its layers."""
+"""Run a model over data and gather the moments of its layers' inputs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationProgress(Progress):
-    """A batch has been gathered; steps are batches of all passes together.
+    """Progress after each batch; steps count the batches of all passes.
 
     >>> print(CalibrationProgress(done=5, total=20, samples=80, seconds=2.0))
     batch 5 of 20, 40 samples/s
@@ -84,38 +84,35 @@ def calibrate(
 ) -> Calibration:
     """Gather the moments of the input of every convolution and Linear layer while ``model`` runs over ``batches``.
 
-    Labels are never read, unless ``fisher="labels"``. The model runs in evaluation mode and comes back as it was: mode,
-    hooks, gradients, device and random number generators, whatever happens in between.
+    Labels are never read, unless ``fisher="labels"``. The model runs in evaluation mode. Mode, hooks, gradients, device
+    and random number generators are restored afterwards, also after an error.
 
     Args:
         batches: any iterable of tensors, tuples (first item is the input) or dicts (``input`` names the entry), or a
             list of several such loaders.
         layers: names or patterns such as ``"layer1.*"``; all layers by default.
-        max_samples: stop after this many samples, cutting the last batch; ``max_batches`` likewise. In each process, if
-            there are several.
-        memory: bytes, or text such as ``"4GB"``, that sums and results may take together beyond the model's own forward
-            pass. Layers are then gathered in as many passes over ``batches`` as it takes, with the same result.
+        max_samples: stop after this many samples, cutting the last batch short; ``max_batches`` limits batches. With
+            several processes, each counts its own.
+        memory: limit on sums and results together, beyond the model's own forward pass, in bytes or as text such as
+            ``"4GB"``. Layers are then gathered in as many passes over ``batches`` as needed, with the same result.
         fisher: also gather the mean squared gradient of each weight, with labels drawn from the predictions of the
             model (``"model"``, drawn with ``seed``) or taken from the batches (``"labels"``).
         device: where to run; by default where the model is.
         progress: True for lines in the log, or a function that is called with a :class:`CalibrationProgress` after
             each batch.
-        data_name: what to call the data in the statistics.
+        data_name: name of the data, kept in the statistics.
         checkpoint: a folder for the state of the run, written every ``checkpoint_every`` batches. With ``resume`` a
-            killed run goes on from there; the loader must then give the same batches in the same order, as one that
-            shuffles by torch's own generator does. The folder may be removed once the statistics are saved.
+            killed run continues from there; the loader must then give the same batches in the same order, as one that
+            shuffles with torch's own generator does. The folder can be removed once the statistics are saved.
 
-    Under ``torchrun`` each process passes its own share of the data and all receive the statistics of the whole.
+    Under ``torchrun`` each process passes its own share of the data and all receive the statistics of all shares.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 10))
     >>> stats = calibrate(model, [torch.randn(4, 3, 4, 4) for _ in range(2)])
     >>> {name: (layer.d, layer.count) for name, layer in stats.items()}
     {'0': (27, 128), '3': (128, 8)}
     """
-    counts = {"max_samples": max_samples, "max_batches": max_batches, "checkpoint_every": checkpoint_every}
-    for option, value in counts.items():
-        if value is not None and value < 1:
-            raise InputError(f"{option}={value} must be at least 1")
+    _check_counts(max_samples=max_samples, max_batches=max_batches, checkpoint_every=checkpoint_every)
     if fisher not in (None, "model", "labels"):
         raise InputError(f'fisher={fisher!r} is not known; use "model", "labels" or None')
     targets = select_layers(model, layers)
@@ -136,13 +133,13 @@ def calibrate(
         "fisher": fisher,
         "seed": seed,
     }
-    with borrowed(model, device), torch.no_grad(), process_group(device_of(model)) as many:
-        saves = None
+    with borrowed(model, device), torch.no_grad(), process_group(device_of(model)) as distributed:
+        store = None
         if checkpoint is not None:
             rank, size = rank_and_size()
-            folder = Path(checkpoint) / f"rank-{rank}-of-{size}" if many else Path(checkpoint)
+            folder = Path(checkpoint) / f"rank-{rank}-of-{size}" if distributed else Path(checkpoint)
             options["weights"] = weights_digest(model)
-            saves = Checkpoint(folder, fingerprint=fingerprint(model), options=options)
+            store = Checkpoint(folder, fingerprint=fingerprint(model), options=options)
         runner = Runner(
             model=model,
             batches=batches,
@@ -154,19 +151,10 @@ def calibrate(
             seed=seed,
             report=reporter(progress),
             estimate=estimate,
-            checkpoint=saves,
+            checkpoint=store,
             checkpoint_every=checkpoint_every,
         )
-        failure: BaseException | None = None
-        stats: Mapping[str, LayerStats] = {}
-        try:
-            stats = runner.run((saves.load(resume=resume) if saves else None) or State())
-        except Exception as error:
-            if not many:
-                raise
-            failure = error
-        if many:
-            stats = reduce_stats(stats, failure)
+        stats = _run(runner, resume=resume, distributed=distributed)
         weights = weights_digest(model)
     ordered = {name: stats[name] for name in targets if name in stats}
     unreached = tuple(name for name in targets if name not in stats)
@@ -178,6 +166,12 @@ def calibrate(
             stacklevel=2,
         )
     return Calibration(ordered, fingerprint=fingerprint(model), weights=weights, data=data_name, unreached=unreached)
+
+
+def _check_counts(**counts: int | None) -> None:
+    for option, value in counts.items():
+        if value is not None and value < 1:
+            raise InputError(f"{option}={value} must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,30 +192,30 @@ class Runner:
     checkpoint_every: int
 
     def run(self, state: State) -> Mapping[str, LayerStats]:
-        """Go on from ``state`` to the end."""
+        """Continue from ``state`` to the end."""
         generators = _loader_generators(self.batches)
         for number in range(state.finished_passes, len(self.passes)):
             # The same order of batches in every pass.
             torch.set_rng_state(state.rng)
             for generator, start in generators:
                 generator.set_state(start)
-            state = self._pass(number, state)
+            state = self._run_pass(number, state)
             if self.checkpoint and number + 1 < len(self.passes):
                 self.checkpoint.save(state)
         return state.layers
 
-    def _pass(self, number: int, start: State) -> State:
+    def _run_pass(self, number: int, start: State) -> State:
         names = self.passes[number]
         finished = {name: stats for name, stats in start.layers.items() if name not in names}
         before = {name: stats for name, stats in start.layers.items() if name in names}
         collector = Collector({name: self.targets[name] for name in names}, before, self.estimate.pending)
         with collector.attached(), safe_backward(*([self.model] if self.fisher else [])):
-            self._batches(number, start, collector, finished)
+            self._run_batches(number, start, collector, finished)
         return replace(
             start, layers={**finished, **collector.finish()}, finished_passes=number + 1, batches=0, samples=0
         )
 
-    def _batches(self, number: int, start: State, collector: Collector, finished: dict[str, LayerStats]) -> None:
+    def _run_batches(self, number: int, start: State, collector: Collector, finished: dict[str, LayerStats]) -> None:
         max_samples, max_batches = self.limits
         weights = {name: cast(Tensor, module.weight) for name, module in collector.targets.items()}
         if self.fisher:
@@ -244,14 +238,18 @@ class Runner:
                     inputs = batch.inputs.to(device_of(self.model) or batch.inputs.device)
                     collector.add_fisher(self.model, weights, inputs, labels, self.seed + batch.index)
                 collector.end_batch(len(batch))
-                self._tell(number, done, total, samples - start.samples, start.batches, time.perf_counter() - clock)
+                self._report_progress(
+                    number, done, total, samples - start.samples, start.batches, time.perf_counter() - clock
+                )
                 if self.checkpoint and done % self.checkpoint_every == 0:
                     so_far = {**finished, **collector.peek()}
                     self.checkpoint.save(replace(start, layers=so_far, batches=done, samples=samples))
             if done == max_batches:
                 break
 
-    def _tell(self, number: int, done: int, total: int | None, samples: int, first: int, seconds: float) -> None:
+    def _report_progress(
+        self, number: int, done: int, total: int | None, samples: int, first: int, seconds: float
+    ) -> None:
         n_passes = len(self.passes)
         self.report(
             CalibrationProgress(
@@ -266,28 +264,42 @@ class Runner:
         )
 
 
+def _run(runner: Runner, *, resume: bool, distributed: bool) -> Mapping[str, LayerStats]:
+    """The statistics of one calibration; if it is distributed, those of all processes together."""
+    failure: BaseException | None = None
+    stats: Mapping[str, LayerStats] = {}
+    try:
+        saved = runner.checkpoint.load(resume=resume) if runner.checkpoint else None
+        stats = runner.run(saved or State())
+    except Exception as error:
+        if not distributed:
+            raise
+        failure = error
+    return reduce_stats(stats, failure) if distributed else stats
+
+
 def select_layers(model: nn.Module, layers: str | Sequence[str] | None) -> dict[str, nn.Module]:
     """The compressible layers of ``model`` that match one of the names or patterns, in the order of the model.
 
     >>> list(select_layers(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Linear(2, 2)), "2"))
     ['2']
     """
-    every = dict(compressible(model))
-    if not every:
+    candidates = dict(compressible(model))
+    if not candidates:
         raise InputError(f"{type(model).__name__} has no convolution or Linear layer that Tensigma can read")
     if layers is None:
-        return every
-    chosen = select(layers, every, what="layers")
-    return {name: module for name, module in every.items() if name in chosen}
+        return candidates
+    chosen = select(layers, candidates, what="layers")
+    return {name: module for name, module in candidates.items() if name in chosen}
 
 
 def _smaller(first: int | None, second: int | None) -> int | None:
-    """The smaller of two numbers, of which either may not be known."""
+    """The smaller of two numbers; None stands for unknown."""
     return min((number for number in (first, second) if number is not None), default=None)
 
 
 def _loader_generators(batches: Any) -> list[tuple[torch.Generator, Tensor]]:
-    """Generators that loaders shuffle with, and their present states."""
+    """Generators that loaders shuffle with, and their current states."""
     loaders = batches if isinstance(batches, tuple | list) else [batches]
     generators = [getattr(loader, "generator", None) for loader in loaders if not is_batch(loader)]
     return [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]

@@ -1,4 +1,4 @@
-"""Listening to the layers of a model by forward hooks."""
+"""Gather the moments of layers with forward hooks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Collector:
         pending_bytes: int = PENDING_BYTES,
     ) -> None:
         self.targets = targets
-        #: Statistics of earlier batches, to which those of this collector are added in the end.
+        #: Statistics of earlier batches, merged with those of this collector at the end.
         self.before = dict(before or {})
         self.pending_bytes = pending_bytes
         self._scratch = Scratch()
@@ -57,7 +57,7 @@ class Collector:
                 self._moments[name] = Moments(
                     geometry, name=name, pending_bytes=self.pending_bytes, scratch=self._scratch
                 )
-                first = int(x.dim() > n_spatial + 1)  # past the axis of samples, where there is one
+                first = int(x.dim() > n_spatial + 1)  # skip the batch axis, if there is one
                 self._shapes[name] = (tuple(x.shape[first:]), tuple(output.shape[first:]))
             self._moments[name].update(x)
             self._reached.add(name)
@@ -75,11 +75,11 @@ class Collector:
         """Add the squared gradients of each sample of one batch."""
         self._listening = False
         try:
-            # A generator for each batch, so that a resumed run draws what an unbroken one would have drawn.
+            # One generator per batch, so that a resumed run draws the same labels as an uninterrupted one.
             sums = squared_gradients(model, weights, x, labels, torch.Generator().manual_seed(seed))
         finally:
             self._listening = True
-        # Where a batch does not reach a layer, it says nothing about its weights.
+        # A batch that does not reach a layer says nothing about its weights.
         for name, total in ((name, total) for name, total in sums.items() if name in self._reached):
             older, n = self._fisher.get(name, (0.0, 0))
             self._fisher[name] = total + older, n + len(x)
@@ -94,16 +94,16 @@ class Collector:
         return {name: stats for name in self.targets if (stats := self._stats(name)) is not None}
 
     def finish(self) -> dict[str, LayerStats]:
-        """The statistics of all batches. Sums are given up one by one, so that those of all layers never stand beside
-        the results of all layers.
+        """The statistics of all batches. Sums are freed layer by layer, so that all sums and all results never exist at
+        once.
         """
-        found = {}
+        finished = {}
         for name in self.targets:
             stats = self._stats(name)
             self._moments.pop(name, None)
             if stats is not None:
-                found[name] = stats
-        return found
+                finished[name] = stats
+        return finished
 
     def _stats(self, name: str) -> LayerStats | None:
         moments = self._moments.get(name)
@@ -127,7 +127,7 @@ class Collector:
 
 
 def summable(tensor: Tensor) -> Tensor:
-    """Without its history, and where float64 exists."""
+    """The tensor without its graph, on a device that supports float64."""
     tensor = tensor.detach()
     return tensor.cpu() if tensor.device.type == "mps" else tensor
 

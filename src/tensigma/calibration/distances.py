@@ -16,7 +16,7 @@ class LayerDistance:
     """Distance of two sets of rows, each part between 0 (equal) and 1 (nothing in common).
 
     ``covariance`` is ‖C₁ − C₂‖ / √(‖C₁‖² + ‖C₂‖²) in the Frobenius norm; ``mean`` is ‖Δμ‖ / √(‖Δμ‖² + tr C₁ + tr C₂),
-    the shift of the mean measured by the spread. Neither changes when both sets are scaled alike.
+    the shift of the mean relative to the spread. Neither changes when both sets are scaled alike.
     """
 
     covariance: float
@@ -36,7 +36,7 @@ class Distance:
 
     @property
     def total(self) -> float:
-        """Root mean square over layers, each counting alike."""
+        """Root mean square over layers, all weighted equally."""
         return (sum(layer.value**2 for layer in self.layers.values()) / len(self.layers)) ** 0.5
 
 
@@ -61,7 +61,7 @@ def _layer_distance(first: LayerStats, second: LayerStats) -> LayerDistance:
         raise InputError(f"the two calibrations are of different layers: their means have shapes {shapes}")
     norms = _inner(first, first) + _inner(second, second)
     apart = max(0.0, norms - 2 * _inner(first, second))
-    # Below this, what is left of the subtraction is rounding of the stored covariances.
+    # Below this the difference is only rounding of the stored covariances.
     apart = apart if apart > 1e-13 * norms else 0.0
     shift = (first.mean.double() - second.mean.double().to(first.mean.device)).square().sum().item()
     spread = shift + _trace(first) + _trace(second)
@@ -73,7 +73,7 @@ def _layer_distance(first: LayerStats, second: LayerStats) -> LayerDistance:
 def _inner(first: LayerStats, second: LayerStats) -> float:
     """tr(C₁ C₂)."""
     if first.rows is not None and second.rows is not None:
-        # ‖X₁X₂ᵀ‖² / (n₁n₂) with centred rows: never a matrix as wide as the layer.
+        # ‖X₁X₂ᵀ‖² / (n₁n₂) with centred rows, without a matrix as wide as the layer.
         left = (first.rows - first.mean).double()
         right = (second.rows - second.mean).double()
         return ((left @ right.T.to(left.device)).square().sum() / (len(left) * len(right))).item()

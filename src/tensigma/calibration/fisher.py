@@ -15,10 +15,10 @@ from tensigma.running import dense_scores_of, drawn_labels
 def squared_gradients(
     model: nn.Module, weights: Mapping[str, Tensor], x: Tensor, labels: Tensor | None, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Σ over samples of (∂ log p(label) / ∂ weight)², in float64; labels not given are drawn from the model's softmax.
+    """Σ over samples of (∂ log p(label) / ∂ weight)², in float64; without labels they are drawn from the softmax.
 
-    Samples go through the model one by one: squares of single gradients cannot be read from the gradient of a batch,
-    and this way layers that are called several times, or by rules of their own, need no special care.
+    Samples run through the model one by one: the squares of single gradients cannot be recovered from the gradient of a
+    batch, and layers that are called several times or in unusual ways need no special care.
     """
     sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
     with torch.enable_grad():

@@ -29,7 +29,7 @@ def basis_of(map_size: Pair, size: Pair, lags: tuple[Pair, ...], dtype: torch.dt
     tau = 2 * math.pi
 
     def angles(first: Tensor, second: Tensor, n: int) -> Tensor:
-        # Reduced in whole numbers, so that large arguments lose nothing.
+        # Reduced in integers, so that large arguments lose no precision.
         return (first[:, None] * second[None, :] % n).double() * (tau / n)
 
     across = angles(torch.arange(wf), torch.arange(width), nw)

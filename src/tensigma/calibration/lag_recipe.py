@@ -1,4 +1,4 @@
-"""Which lags a window has, and which strips at the border must be taken off again; the why is in ``lags``."""
+"""Which lags a window has, and which strips at the border must be subtracted; ``lags`` explains why."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Strip:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which sums to keep, and how the block of two taps is put together from them."""
+    """Which sums to keep, and how the block of two taps is assembled from them."""
 
     phases: tuple[Pair, ...]
-    lags: tuple[Lag, ...]  # those of one pair of phases beside each other
+    lags: tuple[Lag, ...]  # grouped by pair of phases
     strips: tuple[Strip, ...]
     # Two taps, in the order of their phases → index of the lag, and (sign, index) of each strip.
     pairs: dict[Pair, tuple[int, tuple[tuple[int, int], ...]]]
@@ -44,14 +44,14 @@ class Recipe:
     needed: Pair  # length of a phase along each axis below which borders meet
 
     def jobs(self) -> list[tuple[Pair, slice]]:
-        """Pairs of phases, and which of the lags are theirs."""
-        found: list[tuple[Pair, slice]] = []
+        """Pairs of phases, each with the slice of its lags."""
+        jobs: list[tuple[Pair, slice]] = []
         for index, lag in enumerate(self.lags):
-            if found and found[-1][0] == lag.phases:
-                found[-1] = (lag.phases, slice(found[-1][1].start, index + 1))
+            if jobs and jobs[-1][0] == lag.phases:
+                jobs[-1] = (lag.phases, slice(jobs[-1][1].start, index + 1))
             else:
-                found.append((lag.phases, slice(index, index + 1)))
-        return found
+                jobs.append((lag.phases, slice(index, index + 1)))
+        return jobs
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class _Reach:
     after: int
 
     def left_out(self, lag: int) -> Edge:
-        """Positions y where this tap and one further by ``lag`` lie on the map, while no window puts this tap on y."""
+        """Positions y where this tap and the one ``lag`` further lie on the map, while no window puts this tap on y."""
         low = range(max(0, -lag), self.shift)
         high = range(max(0, lag), self.after)
         return (*low, *(-1 - position for position in high))
@@ -73,11 +73,11 @@ def _reaches(window: Window, axis: int, size: int) -> list[_Reach]:
     step, dilation, (before, after) = window.stride[axis], window.dilation[axis], window.pads[axis]
     n_out = (size + before + after - dilation * (window.taps[axis] - 1) - 1) // step + 1
     length = -(-size // step)
-    found = []
+    reaches = []
     for tap in range(window.taps[axis]):
         shift, phase = divmod(dilation * tap - before, step)
-        found.append(_Reach(phase, shift, length - shift - n_out))
-    return found
+        reaches.append(_Reach(phase, shift, length - shift - n_out))
+    return reaches
 
 
 @lru_cache(maxsize=256)
@@ -86,7 +86,7 @@ def recipe(window: Window, rest: Pair = (0, 0)) -> Recipe:
 
     ``rest`` is the size of the map modulo the stride; nothing else about the size matters.
     """
-    # Any size with this rest will do, as long as there is some output.
+    # Any size with this remainder will do, as long as there is some output.
     sizes = [
         r + step * (dilation * k + 1)
         for r, step, dilation, k in zip(rest, window.stride, window.dilation, window.taps, strict=True)
@@ -101,20 +101,20 @@ def recipe(window: Window, rest: Pair = (0, 0)) -> Recipe:
     for a, b in product(range(len(taps)), repeat=2):
         if (number[a], a) > (number[b], b):
             continue
-        both = (number[a], number[b])
+        phase_pair = (number[a], number[b])
         lag = (taps[b][0].shift - taps[a][0].shift, taps[b][1].shift - taps[a][1].shift)
         rows, columns = (tap.left_out(step) for tap, step in zip(taps[a], lag, strict=True))
-        found = []
+        terms = []
         if rows:
-            found.append((-1, strips.setdefault(Strip(both, lag, rows, None), len(strips))))
+            terms.append((-1, strips.setdefault(Strip(phase_pair, lag, rows, None), len(strips))))
         if columns:
-            found.append((-1, strips.setdefault(Strip(both, lag, None, columns), len(strips))))
+            terms.append((-1, strips.setdefault(Strip(phase_pair, lag, None, columns), len(strips))))
         if rows and columns:
-            found.append((1, strips.setdefault(Strip(both, lag, rows, columns), len(strips))))
-        raw[a, b] = (Lag(both, lag), tuple(found))
+            terms.append((1, strips.setdefault(Strip(phase_pair, lag, rows, columns), len(strips))))
+        raw[a, b] = (Lag(phase_pair, lag), tuple(terms))
     for entry in sorted({lag for lag, _ in raw.values()}, key=lambda entry: (entry.phases, entry.lag)):
         lags[entry] = len(lags)
-    pairs = {taps_of: (lags[lag], terms) for taps_of, (lag, terms) in raw.items()}
+    pairs = {tap_pair: (lags[lag], signed) for tap_pair, (lag, signed) in raw.items()}
     spans, needed = [], []
     for axis, reaches in enumerate((down, across)):
         span = max(abs(entry.lag[axis]) for entry in lags)

@@ -1,4 +1,4 @@
-"""Sums of patch products by lag: tap a times tap b depends on b − a alone, but for strips at the border.
+"""Sums of patch products by lag: tap a times tap b depends on b − a alone, except for strips at the border.
 
 Notation: x the zero-padded map, a and b taps, δ = dilation·(b − a) their lag, y the position under tap a. Then
 
@@ -6,8 +6,8 @@ Notation: x the zero-padded map, a and b taps, δ = dilation·(b − a) their la
 
 and the second term is made of whole rows and whole columns (their crossings counted once too often). The first term is
 a correlation, read from the Fourier transform at the few lags that a kernel has. The transform is a pair of matrix
-products: maps are small, only exact zero-padding by the largest lag is needed, and the result comes out in the layout
-that the next product wants, one (image, channel) matrix per frequency.
+products: maps are small, only exact zero-padding by the largest lag is needed, and the result has the layout that
+the next product needs, one (image, channel) matrix per frequency.
 
 With stride S, position S·j + ρ of the map is position j of its phase ρ, every tap reads one phase with stride 1, and
 the same holds for each pair of phases.
@@ -27,7 +27,7 @@ from tensigma.calibration.lag_recipe import Pair, Strip, as_plane, recipe, rest_
 from tensigma.calibration.scratch import Scratch, accumulate
 from tensigma.calibration.window import Window
 
-# Spectra and products are made in pieces of about this size, so that they stay in cache.
+# Spectra and products are computed in pieces of about this size, so that they stay in cache.
 PIECE_BYTES = 2 * 2**20
 TILE = 64
 MAX_TILES = 4
@@ -66,7 +66,7 @@ class LagSums:
 
     @staticmethod
     def flops(window: Window, size: Sequence[int], n_maps: int = 64) -> float:
-        """Work for one map, in multiply-adds worth of a large matrix product."""
+        """Work for one map, in equivalent multiply-adds of a large matrix product."""
         plane = as_plane(window)
         assert plane is not None
         plan = recipe(plane, rest_of(plane, size))
@@ -84,7 +84,7 @@ class LagSums:
         return window.groups * (work + 3e5 * (3 * len(plan.strips) + 6 * wf * len(plan.jobs())) / n_maps)
 
     def add(self, maps: Tensor) -> None:
-        """Add the patches of ``maps`` (n, channels, *size), zero-padded as the window says."""
+        """Add the patches of ``maps`` (n, channels, *size), zero-padded as the window requires."""
         window = self.window
         if maps.dim() == 3:
             maps = maps.unsqueeze(2)
@@ -100,13 +100,13 @@ class LagSums:
         if steps == (1, 1):
             return maps
         length = _phase_size(self.window, height, width)
-        found = self._scratch("phases", maps, n, len(self.recipe.phases), s, *length)
+        phases = self._scratch("phases", maps, n, len(self.recipe.phases), s, *length)
         for index, (top, left) in enumerate(self.recipe.phases):
             phase = maps[:, :, top :: steps[0], left :: steps[1]]
             if phase.shape[2:] != length:
-                found[:, index].zero_()
-            found[:, index, :, : phase.shape[2], : phase.shape[3]] = phase
-        return found.flatten(1, 2)
+                phases[:, index].zero_()
+            phases[:, index, :, : phase.shape[2], : phase.shape[3]] = phase
+        return phases.flatten(1, 2)
 
     def _add_lags(self, maps: Tensor, sums: Tensor) -> None:
         s = self.window.s
@@ -127,9 +127,9 @@ class LagSums:
         self._add_spectra(maps, basis, jobs)
         block = self._scratch("block", maps, s, s)
         for phases, which in plan.jobs():
-            own = [job for job in jobs if job.phases == phases]
+            pair_jobs = [job for job in jobs if job.phases == phases]
             for index in range(which.start, which.stop):
-                self._assemble(block, own, index - which.start)
+                self._assemble(block, pair_jobs, index - which.start)
                 accumulate(sums[index], block, self.scratch)
 
     def _assemble(self, block: Tensor, jobs: list[_Job], index: int) -> None:
@@ -169,16 +169,16 @@ class LagSums:
             for job in jobs:
                 top, bottom = (job.phases[0] * s + edge for edge in job.tile)
                 left, right = job.phases[1] * s + job.left, (job.phases[1] + 1) * s
-                found = self._scratch("product", maps, len(both), bottom - top, right - left)
-                torch.bmm(both[:, :, top:bottom].mT, both[:, :, left:right], out=found)
-                job.even.addmm_(basis.cosines[job.lags, frequencies], found.view(len(both), -1))
-                # Of a phase with itself, Im Y̅Yᵀ is this product minus its transpose, which can wait.
+                products = self._scratch("product", maps, len(both), bottom - top, right - left)
+                torch.bmm(both[:, :, top:bottom].mT, both[:, :, left:right], out=products)
+                job.even.addmm_(basis.cosines[job.lags, frequencies], products.view(len(both), -1))
+                # For a phase with itself, Im Y̅Yᵀ is this product minus its transpose, which _assemble subtracts.
                 left = job.phases[1] * s
-                found = self._scratch("product", maps, len(both), bottom - top, s)
-                torch.bmm(both[:, n:, top:bottom].mT, both[:, :n, left:right], out=found)
+                products = self._scratch("product", maps, len(both), bottom - top, s)
+                torch.bmm(both[:, n:, top:bottom].mT, both[:, :n, left:right], out=products)
                 if not job.is_symmetric:
-                    found.baddbmm_(both[:, :n, top:bottom].mT, both[:, n:, left:right], alpha=-1)
-                job.odd.addmm_(basis.sines[job.lags, frequencies], found.view(len(both), -1))
+                    products.baddbmm_(both[:, :n, top:bottom].mT, both[:, n:, left:right], alpha=-1)
+                job.odd.addmm_(basis.sines[job.lags, frequencies], products.view(len(both), -1))
 
     def _scratch(self, name: str, like: Tensor, *shape: int) -> Tensor:
         return self.scratch.get(name, shape, like.dtype, like.device)

@@ -1,4 +1,4 @@
-"""What calibration knows about one layer: the moments of its input."""
+"""Statistics of one layer: the moments of its input."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class LayerStats:
     layers they are the input vectors, for transposed convolutions the channel vectors of the input map. Grouped layers
     have one entry per group: ``mean`` (g, d), ``covariance`` and ``gram`` (g, d, d).
 
-    The *centred* moment is what is stored, in float32 unless the model runs in float64, so that a mean far larger than
-    the spread costs nothing; :attr:`gram` is put together on demand. Where a very wide Linear layer has met fewer rows
-    than it is wide, :attr:`rows` holds them and both moments are computed on demand.
+    The *centred* moment is stored, in float32 unless the model runs in float64, so that a mean far larger than the
+    spread costs no precision; :attr:`gram` is computed on demand. If a very wide Linear layer has seen fewer rows than
+    it is wide, :attr:`rows` holds them and both moments are computed on demand.
 
     >>> u = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
     >>> stats = LayerStats.from_rows(u)
@@ -47,7 +47,7 @@ class LayerStats:
         dtype: torch.dtype | None = None,
     ) -> None:
         if (covariance is None) == (rows is None):
-            raise InputError("LayerStats takes either a covariance or rows, and exactly one of them")
+            raise InputError("LayerStats takes exactly one of covariance and rows")
         stored = rows if covariance is None else covariance
         #: Precision of the stored moments.
         self.dtype = stored.dtype if isinstance(stored, Tensor) else dtype or torch.float32
@@ -58,9 +58,9 @@ class LayerStats:
         self._fisher = fisher
         #: Number of rows averaged.
         self.count = int(count)
-        #: Number of model inputs that led to them.
+        #: Number of model inputs they come from.
         self.samples = int(count if samples is None else samples)
-        #: Shape of one sample at the layer's input and output, as first met.
+        #: Shape of one sample at the layer's input and output, as first seen.
         self.input_shape = tuple(input_shape)
         self.output_shape = tuple(output_shape)
         #: Mean of |y| per output channel, or None.
@@ -72,7 +72,7 @@ class LayerStats:
 
     @classmethod
     def from_rows(cls, rows: Tensor, **fields: Any) -> LayerStats:
-        """Moments of given rows, (n, d) or (g, n, d)."""
+        """Moments of ``rows``, (n, d) or (g, n, d)."""
         shift = rows.double().mean(-2, keepdim=True)
         centred = rows.double() - shift
         covariance = centred.mT @ centred / rows.shape[-2]
@@ -81,7 +81,7 @@ class LayerStats:
 
     @classmethod
     def from_gram(cls, gram: Tensor, mean: Tensor | None = None, *, count: int, **fields: Any) -> LayerStats:
-        """Moments from an uncentred gram E[u uᵀ] and a mean (zero where not given)."""
+        """Moments from an uncentred gram E[u uᵀ] and a mean (zero if None)."""
         mean = gram.new_zeros(gram.shape[:-1]) if mean is None else mean
         centred = gram.double() - mean.double()[..., :, None] * mean.double()[..., None, :]
         return cls(mean=mean, covariance=centred.to(gram.dtype), count=count, **fields)
@@ -102,7 +102,7 @@ class LayerStats:
 
     @property
     def rows(self) -> Tensor | None:
-        """The rows themselves, (n, d), where fewer of them than ``d`` were met by a very wide layer; otherwise None."""
+        """The rows themselves, (n, d), if a very wide layer has seen fewer of them than ``d``; otherwise None."""
         if callable(self._rows):
             self._rows = self._rows()
         return self._rows
@@ -133,7 +133,7 @@ class LayerStats:
         return self._fisher
 
     def replace(self, **fields: Any) -> LayerStats:
-        """The same moments with other fields beside them."""
+        """The same moments with other fields replaced."""
         kept: dict[str, Any] = {
             "count": self.count,
             "samples": self.samples,
@@ -148,19 +148,18 @@ class LayerStats:
         return LayerStats(mean=self._mean, covariance=self._covariance, rows=self._rows, dtype=self.dtype, **kept)
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Everything a store keeps of this layer as tensors."""
-        found = {
+        """The tensors of this layer that a store keeps."""
+        keeps_rows = self._covariance is None
+        tensors = {
             "mean": self._mean,
-            "rows" if self._covariance is None else "covariance": self.rows
-            if self._covariance is None
-            else self.covariance,
+            "rows" if keeps_rows else "covariance": self.rows if keeps_rows else self.covariance,
             "output_abs_mean": self.output_abs_mean,
             "fisher": self.fisher,
         }
-        return {key: tensor for key, tensor in found.items() if tensor is not None}
+        return {key: tensor for key, tensor in tensors.items() if tensor is not None}
 
     def _fields(self) -> dict[str, Any]:
-        """Everything a store keeps of this layer in its manifest."""
+        """The fields of this layer that a store keeps in its manifest."""
         return {
             "d": self.d,
             "groups": self.groups,
@@ -184,7 +183,7 @@ class LayerStats:
 
     @classmethod
     def _stored(cls, file: Path, entry: Mapping[str, Any]) -> LayerStats:
-        """A layer of a store; its large tensors are read when asked for."""
+        """A layer of a store; its large tensors are read on demand."""
         present = set(entry["tensors"])
 
         def later(key: str) -> Callable[[], Tensor] | None:

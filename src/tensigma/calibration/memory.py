@@ -1,4 +1,4 @@
-"""What a calibration will need, and how to make it need less: layers in several passes over the data."""
+"""How much memory a calibration needs, and how to need less: layers in several passes over the data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensigma.calibration.window import Window
 from tensigma.errors import InputError
 from tensigma.layers import Geometry
 
-# Maps that wait for their product, over all layers and for one.
+# Buffered maps: of all layers together, and of one layer.
 PENDING_TOTAL = 384 * 2**20
 PENDING_LAYER = 28 * 2**20
 
@@ -29,20 +29,20 @@ class MemoryEstimate:
 
     #: Running sums of each layer, in float64.
     sums: dict[str, int]
-    #: Finished statistics of each layer, which stay.
+    #: Finished statistics of each layer, which stay in memory.
     results: dict[str, int]
-    #: Inputs of one layer that wait for their product (one map at least, however large).
+    #: Buffered inputs of one layer (at least one map, however large).
     pending: int
     #: Work space shared by all layers.
     scratch: int
 
     def working(self, names: Sequence[str]) -> int:
-        """What a pass over these layers holds apart from finished results."""
+        """What a pass over these layers takes besides finished results."""
         return self.scratch + sum(self.sums[name] + self.pending for name in names)
 
     @property
     def total(self) -> int:
-        """Everything in one pass. Sums are given up layer by layer as results are made: the larger of both counts."""
+        """All layers in one pass. Sums are freed layer by layer as results are computed: the larger of both counts."""
         both = sum(max(self.sums[name] + self.pending, self.results[name]) for name in self.sums)
         return self.scratch + both
 
@@ -54,7 +54,7 @@ def parse_bytes(size: int | str) -> int:
     (4000000000, 1536, 100)
     """
     if isinstance(size, int):
-        found: float = size
+        n_bytes: float = size
     else:
         match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?I?)B?\s*", size, flags=re.IGNORECASE)
         if not match or match[2].upper() not in UNITS:
@@ -62,16 +62,16 @@ def parse_bytes(size: int | str) -> int:
                 '{memory} is not a size; write a number of bytes, or text such as "4GB" or "512MiB"',
                 parameters=(f"memory={size!r}",),
             )
-        found = float(match[1]) * UNITS[match[2].upper()]
-    if found <= 0:
+        n_bytes = float(match[1]) * UNITS[match[2].upper()]
+    if n_bytes <= 0:
         raise InputError("{memory} must be positive", parameters=(f"memory={size!r}",))
-    return int(found)
+    return int(n_bytes)
 
 
 def estimate_memory(
     targets: Mapping[str, nn.Module], *, max_samples: int | None = None, memory: int | None = None
 ) -> MemoryEstimate:
-    """Bounds on what gathering the moments of ``targets`` (name → layer) will hold, known before anything runs.
+    """Bounds on the memory for the moments of ``targets`` (name → layer), known before anything runs.
 
     ``max_samples`` tells how many rows a very wide Linear layer will keep (one for each sample); without it, enough for
     its gram is assumed.
@@ -91,7 +91,7 @@ def estimate_memory(
         lags = LagSums.n_bytes(window) if as_plane(window) else 0
         sums[name] = max(lags, UnfoldSums.n_bytes(window))
         results[name] = 4 * window.groups * window.d**2
-        # Products of one layer before they are added, and one tap with all taps when the result is made.
+        # Products of one layer before they are added, and one tap with all taps for the result.
         blocks = max(blocks, lags // window.groups, UnfoldSums.n_bytes(window) // window.n_taps)
         most_taps = max(most_taps, window.n_taps)
     total = PENDING_TOTAL
@@ -121,7 +121,7 @@ def plan_passes(estimate: MemoryEstimate, memory: int | None) -> list[list[str]]
         raise InputError(
             f"{{memory}} is too little: layer {hardest!r} needs {_readable(estimate.sums[hardest])} of sums, and the "
             f"results of all {len(names)} layers {_readable(results)}; at least {_readable(need)} in all. Choose fewer "
-            "layers with {layers}, or allow more",
+            "layers with {layers}, or allow more memory",
             parameters=(f"memory={_readable(memory)}", "layers"),
         )
     passes: list[list[str]] = [[]]

@@ -28,7 +28,7 @@ from tensigma.calibration.window import Window
 from tensigma.errors import InputError
 from tensigma.layers import Geometry
 
-# Maps wait here until there are enough of them for efficient products. Speed and memory only, never the result.
+# Maps are buffered until there are enough for efficient products. Affects speed and memory, never the result.
 PENDING_BYTES = 16 * 2**20
 MAX_PENDING = 128
 #: Linear layers at least this wide keep their rows for as long as there are fewer rows than columns.
@@ -126,7 +126,7 @@ class Moments:
         w = rise.mT.contiguous()  # E[w_b], (g, k, s)
         ahead = behind = torch.zeros_like(w)
         for tap in range(k):
-            # One tap with all taps at a time, (g, k, s, s) in float64, is the largest piece ever made.
+            # One tap with all taps at a time, (g, k, s, s) in float64, is the largest temporary.
             sigma = self._rows(tap)
             if window.is_padded:
                 ahead = pairs[:, :, tap].mT - w[:, tap, None] * seen[:, None]  # Cov(w_a, M_b)
@@ -138,7 +138,7 @@ class Moments:
             sigma.flatten(0, 1).baddbmm_(left.flatten(0, 1), right.flatten(0, 1), beta=1 / n)
             covariance[:, :, tap] = sigma.permute(0, 2, 3, 1)
         covariance = covariance.view(g, window.d, window.d)
-        # What never varies may come out a rounding below zero.
+        # Rounding may leave the variance of a constant slightly below zero.
         covariance.diagonal(dim1=1, dim2=2).clamp_(min=0)
         if window.groups == 1:
             mean, covariance = mean[0], covariance[0]
@@ -162,7 +162,7 @@ class Moments:
         return self._pilot.device
 
     def _maps(self, x: Tensor) -> Tensor:
-        """The input as maps (n, channels, *size), with paddings other than zeros in place."""
+        """The input as maps (n, channels, *size), with paddings other than zeros already applied."""
         n_spatial = self.window.n_spatial
         maps = (
             x.reshape(-1, self.window.channels) if not n_spatial else x.unsqueeze(0) if x.dim() <= n_spatial + 1 else x
@@ -182,7 +182,7 @@ class Moments:
         # and not 1e-7.
         grid = torch.exp2(torch.floor(torch.log2(spread)) - 3)
         pilot = torch.where(spread > 0, (mean / grid).round() * grid, mean)
-        # Bad values are found and named when maps are added.
+        # Non-finite values are reported when maps are added.
         pilot = pilot.nan_to_num(0.0, 0.0, 0.0)
         self._pilot = pilot.to(torch.float64 if maps.dtype == torch.float64 else torch.float32)
         self._pairs = self._pairs.to(maps.device)
@@ -254,7 +254,7 @@ class Moments:
         if self.count < self.window.d:
             self._kept.append(rows.clone())
             return
-        # Enough rows for the gram to be the smaller of the two: go over to sums.
+        # From here on the gram is smaller than the rows: switch to sums.
         kept, self._kept, self._keeps_rows = self._kept, [], False
         for part in (*kept, rows):
             self._push(part)

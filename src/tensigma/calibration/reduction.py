@@ -1,4 +1,4 @@
-"""One calibration by many processes: each sees its share of the data, and all end with the statistics of the whole.
+"""One calibration by several processes: each sees its share of the data, all end with the statistics of all shares.
 
 Start any script that calls :func:`tensigma.calibrate` with ``torchrun --nproc_per_node=2 script.py``, giving every
 process its own share of the batches, for example ``shard(loader)``.
@@ -22,15 +22,15 @@ def reduce_stats(layers: Mapping[str, LayerStats], failure: BaseException | None
     """Statistics of all processes together. If any of them failed, all raise, so that none waits for the others."""
     device = common_device()
     trouble = None if failure is None else f"{type(failure).__name__}: {failure}"
-    notes = everyone((trouble, {name: _facts(stats) for name, stats in layers.items()}))
+    reports = everyone((trouble, {name: _facts(stats) for name, stats in layers.items()}))
     if failure is not None:
         raise failure
-    for rank, (trouble, _) in enumerate(notes):
+    for rank, (trouble, _) in enumerate(reports):
         if trouble is not None:
-            raise TensigmaError(f"process {rank} of {len(notes)} failed, so no statistics were gathered: {trouble}")
-    # The same order everywhere, whichever process reached which layer.
-    names = list(dict.fromkeys(name for _, facts in notes for name in facts))
-    by_name = {name: [facts.get(name) for _, facts in notes] for name in names}
+            raise TensigmaError(f"process {rank} of {len(reports)} failed, so no statistics were gathered: {trouble}")
+    # The same order in every process, whichever layers it reached.
+    names = list(dict.fromkeys(name for _, facts in reports for name in facts))
+    by_name = {name: [facts.get(name) for _, facts in reports] for name in names}
     return {name: _reduce(layers.get(name), by_name[name], device) for name in names}
 
 
@@ -56,11 +56,11 @@ def _reduce(stats: LayerStats | None, facts: list[dict[str, Any] | None], device
     home = device if stats is None else stats.mean.device
     total = {key: sum(fact[key] for fact in present) for key in ("count", "samples", "output_count", "fisher_samples")}
 
-    def weighted(value: Tensor | None, shape: tuple[int, ...], own: int, everyone: int) -> Tensor:
+    def weighted(value: Tensor | None, shape: tuple[int, ...], n_here: int, n_total: int) -> Tensor:
         """Mean over all processes of a mean over the rows of each."""
         share = torch.zeros(shape, dtype=torch.float64, device=device)
         if value is not None:
-            share += value.to(device, torch.float64) * (own / max(everyone, 1))
+            share += value.to(device, torch.float64) * (n_here / max(n_total, 1))
         dist.all_reduce(share)
         return share
 
@@ -80,13 +80,13 @@ def _reduce(stats: LayerStats | None, facts: list[dict[str, Any] | None], device
         moments["covariance"] = weighted(covariance, (*shape, d), count, total["count"]).to(home, first["dtype"])
     outputs = fisher = None
     if all(fact["outputs"] is not None for fact in present):
-        own_count = 0 if stats is None else stats.output_count
+        n_here = 0 if stats is None else stats.output_count
         value = None if stats is None else stats.output_abs_mean
-        outputs = weighted(value, (first["outputs"],), own_count, total["output_count"]).to(home, first["dtype"])
+        outputs = weighted(value, (first["outputs"],), n_here, total["output_count"]).to(home, first["dtype"])
     if all(fact["fisher_shape"] is not None for fact in present):
-        own_count = 0 if stats is None else stats.fisher_samples
+        n_here = 0 if stats is None else stats.fisher_samples
         value = None if stats is None else stats.fisher
-        fisher = weighted(value, first["fisher_shape"], own_count, total["fisher_samples"]).to(home, torch.float32)
+        fisher = weighted(value, first["fisher_shape"], n_here, total["fisher_samples"]).to(home, torch.float32)
     return LayerStats(
         mean=mean.to(home),
         **moments,  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ def _gather_rows(
     rows: Tensor | None, facts: list[dict[str, Any] | None], d: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     counts = [0 if fact is None else fact["n_rows"] for fact in facts]
-    # Every process must send as much as the longest.
+    # Every process must send as many rows as the longest.
     padded = torch.zeros(max(counts), d, dtype=dtype, device=device)
     if rows is not None:
         padded[: len(rows)] = rows

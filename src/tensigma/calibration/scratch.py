@@ -11,7 +11,7 @@ PIECE = 2**17
 
 
 class Scratch:
-    """Named buffers that grow as needed. What a buffer holds is lost when its name is asked for again.
+    """Named buffers that grow as needed. Asking for a name again invalidates the tensor returned before.
 
     >>> scratch = Scratch()
     >>> first = scratch.get("a", (2, 3), torch.float32, torch.device("cpu"))
@@ -41,10 +41,10 @@ def accumulate(total: Tensor, part: Tensor, scratch: Scratch) -> None:
         total += part
         return
     if total.dim() > 2 and total[0].numel() >= PIECE:
-        for own, other in zip(total, part, strict=True):
-            accumulate(own, other, scratch)
+        for total_slice, part_slice in zip(total, part, strict=True):
+            accumulate(total_slice, part_slice, scratch)
         return
     rows = max(1, PIECE // max(1, part[0].numel()))
     for start in range(0, len(part), rows):
-        some = part[start : start + rows]
-        total[start : start + rows] += scratch.get("wide", tuple(some.shape), total.dtype, total.device).copy_(some)
+        block = part[start : start + rows]
+        total[start : start + rows] += scratch.get("wide", tuple(block.shape), total.dtype, total.device).copy_(block)

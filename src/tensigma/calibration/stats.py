@@ -1,4 +1,4 @@
-"""What calibration leaves behind: the moments of every layer's input, which can be merged, saved and compared."""
+"""The result of a calibration: the moments of every layer's input, which can be merged, saved and compared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tensigma.running import weights_digest
 
 
 class StoredLayers(Mapping[str, LayerStats]):
-    """Layers of a store on disk. A layer in use elsewhere is shared, one that nobody holds any more is forgotten."""
+    """Layers of a store on disk. A layer still in use is shared; one no longer referenced is freed."""
 
     def __init__(self, folder: Path, entries: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class StoredLayers(Mapping[str, LayerStats]):
 
 
 class Calibration(Mapping[str, LayerStats]):
-    """Moments by layer name, with what is needed to know whether they fit a model.
+    """Moments by layer name, with what is needed to check that they fit a model.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1))
@@ -64,11 +64,11 @@ class Calibration(Mapping[str, LayerStats]):
         self._layers = layers if not isinstance(layers, dict) else dict(layers)
         #: Name and geometry of every layer of the calibrated model that Tensigma can compress.
         self.fingerprint = dict(fingerprint or {})
-        #: A digest of the weights that the model had; None where it is not known.
+        #: Digest of the model's weights; None if unknown.
         self.weights = weights
-        #: What the data was called, or None.
+        #: Name of the data, or None.
         self.data = data
-        #: Layers that were asked for and that no batch reached.
+        #: Requested layers that no batch reached.
         self.unreached = tuple(unreached)
 
     def __getitem__(self, name: str) -> LayerStats:
@@ -82,7 +82,7 @@ class Calibration(Mapping[str, LayerStats]):
 
     @property
     def samples(self) -> int:
-        """Number of model inputs seen (the most that any layer met)."""
+        """Number of model inputs seen (the maximum over layers)."""
         if isinstance(self._layers, StoredLayers):
             return max((entry["samples"] for entry in self._layers.entries.values()), default=0)
         return max((stats.samples for stats in self.values()), default=0)
@@ -91,7 +91,7 @@ class Calibration(Mapping[str, LayerStats]):
         return f"Calibration({len(self)} layers, {self.samples} samples, data={self.data!r})"
 
     def merge(self, other: Calibration) -> Calibration:
-        """Statistics as if both sets had been seen in one run; layers that only one side holds are kept as they are.
+        """Statistics as if both sets had been seen in one run; layers that only one side has are kept as they are.
 
         Exact and associative to rounding, also between resolutions: every row weighs the same.
         """
@@ -138,7 +138,7 @@ class Calibration(Mapping[str, LayerStats]):
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Calibration:
-        """Open a store written by :meth:`save`. Layers are read when they are asked for, and freed when no longer used.
+        """Open a store written by :meth:`save`. Layers are read on demand and freed when no longer used.
 
         >>> import tempfile
         >>> import torch
@@ -160,10 +160,10 @@ class Calibration(Mapping[str, LayerStats]):
         )
 
     def check_model(self, model: nn.Module, *, weights: bool = True) -> None:
-        """Raise :class:`~tensigma.errors.StoreError` if ``model`` is built otherwise, or has other weights.
+        """Raise :class:`~tensigma.errors.StoreError` if ``model`` has another architecture or other weights.
 
-        Statistics say what reaches each layer, which other weights change; with ``weights=False`` only the architecture
-        is compared. Statistics written before they knew their weights pass.
+        Other weights change what reaches each layer; with ``weights=False`` only the architecture is compared.
+        Statistics without a digest of the weights pass.
         """
         if self.fingerprint:
             difference = first_difference(
@@ -174,6 +174,6 @@ class Calibration(Mapping[str, LayerStats]):
         if weights and self.weights is not None and self.weights != weights_digest(model):
             raise StoreError(
                 "these statistics were gathered with other weights of this architecture, so they do not say what "
-                "reaches its layers now; calibrate again with these, or pass {check} to use them all the same",
+                "reaches its layers now; calibrate again with these weights, or pass {check} to use them anyway",
                 parameters=("check=False",),
             )

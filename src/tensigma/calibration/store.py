@@ -1,4 +1,4 @@
-"""Statistics on disk: a folder with one safetensors file per layer and a manifest, complete or not there at all."""
+"""Statistics on disk: a folder with one safetensors file per layer and a manifest, complete or absent."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ def write_store(
 ) -> None:
     """Write ``layers`` (name, tensors, fields of the manifest) and ``manifest`` to the folder ``path``.
 
-    Everything is written to a sibling folder first, which takes its name as the last step: whoever reads ``path`` finds
-    a complete store or none. An existing folder is kept unless ``force`` says otherwise, and one that is not a store is
-    never touched.
+    Everything is written to a sibling folder first, which is renamed as the last step: a reader of ``path`` finds a
+    complete store or none. An existing store is replaced only with ``force``, and a folder that is not a store never.
     """
     with whole_folder(Path(path), force=force, is_ours=is_store) as folder:
         entries: dict[str, Any] = {}
@@ -50,7 +49,7 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     folder = Path(path)
     file = folder / MANIFEST
     if not folder.is_dir():
-        raise StoreError(f"{folder} is not a folder; a calibration store is one, written by Calibration.save")
+        raise StoreError(f"{folder} is not a folder; a calibration store is a folder written by Calibration.save")
     if not file.is_file():
         raise StoreError(f"{folder} is not a calibration store: it has no {MANIFEST}")
     try:
@@ -68,7 +67,7 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_tensor(file: Path, key: str) -> Tensor:
-    """One tensor of one file, read when asked for."""
+    """One tensor of one file."""
     try:
         with safe_open(file, framework="pt") as tensors:
             return tensors.get_tensor(key)
@@ -77,7 +76,7 @@ def read_tensor(file: Path, key: str) -> Tensor:
 
 
 def is_store(path: Path) -> bool:
-    """Whether a folder looks like a store, whatever its version."""
+    """Whether a folder looks like a store, of any version."""
     try:
         return json.loads((path / MANIFEST).read_text(encoding="utf-8")).get("format") == FORMAT
     except (OSError, ValueError, AttributeError):

@@ -12,7 +12,7 @@ from torch.nn import functional
 from tensigma.calibration.scratch import Scratch, accumulate
 from tensigma.calibration.window import Window
 
-# Patch matrices are built at most this large; the choice changes speed and memory, never the result beyond rounding.
+# Patch matrices are at most this large. Affects speed and memory, and the result only by rounding.
 BLOCK_BYTES = 24 * 2**20
 # Narrower blocks of the upper triangle save more products but lose the speed of a large matrix product.
 BLOCK_WIDTH = 256
@@ -42,7 +42,7 @@ class UnfoldSums:
         return rows * window.groups * window.d * (window.d * (1 + 1 / n_blocks) / 2 + 40)
 
     def add(self, maps: Tensor) -> None:
-        """Add the patches of ``maps`` (n, channels, *size), zero-padded as the window says."""
+        """Add the patches of ``maps`` (n, channels, *size), zero-padded as the window requires."""
         window = self.window
         if not window.n_spatial:
             self._add_rows(maps.reshape(len(maps), window.groups, window.s).permute(1, 2, 0))

@@ -20,7 +20,7 @@ from tensigma.layers import Geometry
 class Window:
     """The patches a layer sees: ``channels`` maps, zero-padded by ``pads``, read at ``taps`` with stride and dilation.
 
-    A Linear layer has no spatial axes. Paddings other than zeros are applied to the map beforehand and are not seen
+    A Linear layer has no spatial axes. Paddings other than zeros are applied to the map beforehand and do not appear
     here. A transposed convolution multiplies the channel vector at each position by its kernel, so its rows are those
     vectors: one tap, ``d = in_channels / groups``.
 
@@ -89,7 +89,7 @@ class Window:
         """Which map positions tap ``a`` reads while tap ``b`` also reads inside the map: (k, k, size) of 0 and 1.
 
         Entry (a, b, y) is 1 where some output position puts tap ``a`` on position ``y`` of the map and tap ``b`` on
-        the map too, not on its padding. Every position is met at most once, so sums over ``y`` count output positions.
+        the map too, not on its padding. Every position is read at most once, so sums over ``y`` count output positions.
         """
         k, step, dilation, (before, after) = self.taps[axis], self.stride[axis], self.dilation[axis], self.pads[axis]
         n_out = (size + before + after - dilation * (k - 1) - 1) // step + 1
