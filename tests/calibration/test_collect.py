@@ -208,7 +208,7 @@ def test_no_data(model, empty):
         ([images(2)], {"memory": "much"}, "memory"),
         ([images(2)], {"memory": "10kB"}, "too little"),
         ([images(2)], {"fisher": "labels"}, "labels"),
-        ([images(2)], {"layers": "twise"}, "'twise'.*near it are.*twice"),
+        ([images(2)], {"layers": "twise"}, "'twise'.*similar names: .*twice"),
         ([images(2)], {"layers": ["stem", "nothing.*"]}, "nothing"),
     ],
 )

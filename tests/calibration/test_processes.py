@@ -22,7 +22,7 @@ import sys
 import torch
 from torch import nn
 import tensigma as ts
-from tensigma.calibration import shard
+from tensigma.running import shard
 
 torch.set_num_threads(1)
 torch.manual_seed(0)

@@ -319,7 +319,7 @@ def test_wrong_calls_are_refused(stats: ts.Calibration, tmp_path: Path) -> None:
     plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 2}))
     with pytest.raises(InputError, match="a plan decides all that budget= and recipe= would"):
         ts.compress(net, plan, stats, budget=ts.Params(0.5))
-    with pytest.raises(InputError, match="batches came instead of a plan"):
+    with pytest.raises(InputError, match="got batches instead of a plan"):
         ts.compress(net, batches())
     with pytest.raises(InputError, match="needs stats="):
         ts.compress(net, plan)

@@ -162,7 +162,7 @@ def test_layers_go_in_the_order_of_calls_and_count_all_of_them() -> None:
     assert [state.done for state in seen] == [1, 2]
     assert list(solved) == ["last", "often"]
     with torch.no_grad():
-        found, _, _ = pair_moments("often", model.often, layer_by_layer(model, plan)._met("often", 2, Batches(data)))
+        found, _, _ = pair_moments("often", model.often, layer_by_layer(model, plan)._activations("often", 2, Batches(data)))
     assert found.count == stats["often"].count == 160
     torch.testing.assert_close(found.covariance, stats["often"].covariance, rtol=1e-4, atol=1e-5)
 
@@ -177,7 +177,7 @@ def test_data_is_cut_where_asked_and_automatic_fitting_needs_none_to_be_given() 
     assert once.notes["sequential"] is False
     _, joined = ts.compress(model, plan, stats, data=data)
     assert joined.notes["sequential"] is True
-    met = layer_by_layer(model, plan)._met("2", 1, Batches(data, max_samples=11))
+    met = layer_by_layer(model, plan)._activations("2", 1, Batches(data, max_samples=11))
     with torch.no_grad():
         assert pair_moments("2", model[2], met)[0].samples == 11
 
@@ -188,7 +188,7 @@ def test_what_cannot_be_is_refused() -> None:
     plan = ts.plan(model, stats, ranks=ts.Ranks({"2": 3, "4": 3}), method="svd", saving="none")
     with pytest.raises(InputError, match="needs data="):
         ts.compress(model, plan, stats, sequential=True)
-    with pytest.raises(InputError, match="can be read once"):
+    with pytest.raises(InputError, match="can be read only once"):
         ts.compress(model, plan, stats, data=iter(data), sequential=True)
     with pytest.raises(InputError, match="choose True, False or 'auto'"):
         ts.compress(model, plan, stats, sequential="yes")  # type: ignore[arg-type]
