@@ -2,7 +2,7 @@
 
 Which layers are compressed, and how, is read from the structure of the model (:func:`tensigma.layers.recognition`), so
 a model that was loaded, fine-tuned or moved is saved like one that has just been compressed. The architecture itself is
-not stored: whoever loads builds the original one, which is compared with what was saved, layer by layer.
+not stored: :func:`load` takes the original architecture and compares it with what was saved, layer by layer.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ WEIGHTS = "model.safetensors"
 
 
 def save(model: nn.Module, folder: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Write a compressed model to ``folder``, all of it or nothing; an archive that is there needs ``force``.
+    """Write a compressed model to ``folder``, all of it or nothing; replacing an archive needs ``force``.
 
-    Any model can be saved, one without compressed layers too. All parameters and buffers keep their exact bits.
+    Any model can be saved, also one without compressed layers. Parameters and buffers are stored bit for bit.
 
     >>> import tempfile
     >>> import tensigma as ts
@@ -82,8 +82,8 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, force: bool = Fals
 def load(folder: str | os.PathLike[str], model: nn.Module, *, dense: bool = False) -> nn.Module:
     """The compressed model in ``folder``, built on a copy of ``model``: the original architecture, with any weights.
 
-    With ``dense=True`` every compressed layer becomes one plain layer again, with the kernel that its factors stand
-    for: the same function at the size of the original, for comparison. Mode and device are those of ``model``.
+    With ``dense=True`` every compressed layer becomes one plain layer again, with the kernel that its factors
+    represent: the same function at the size of the original, for comparison. Mode and device are those of ``model``.
 
     >>> import tempfile
     >>> import tensigma as ts
@@ -135,17 +135,17 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 def _unique(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Every tensor once, and the other names of those that have several."""
     first: dict[int, str] = {}
-    memory: set[int] = set()
+    addresses: set[int] = set()
     tensors, aliases = {}, {}
     for key, tensor in state.items():
         if id(tensor) in first:
             aliases[key] = first[id(tensor)]
             continue
         first[id(tensor)] = key
-        place = tensor.untyped_storage().data_ptr()
-        # A copy where two different tensors share memory, which the file format does not know.
-        tensors[key] = tensor.detach().clone() if place in memory else tensor
-        memory.add(place)
+        address = tensor.untyped_storage().data_ptr()
+        # A copy if two different tensors share memory, which the file format does not support.
+        tensors[key] = tensor.detach().clone() if address in addresses else tensor
+        addresses.add(address)
     return tensors, aliases
 
 
@@ -159,7 +159,7 @@ def _is_archive(place: Path) -> bool:
 def _manifest(place: Path) -> dict[str, Any]:
     file = place / MANIFEST
     if not place.is_dir():
-        raise StoreError(f"{place} is not a folder; a compressed model is one, written by tensigma.save")
+        raise StoreError(f"{place} is not a folder; a compressed model is a folder written by tensigma.save")
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -184,7 +184,7 @@ def _format(name: str, entry: Any) -> tuple[Format, bool]:
 
 
 def _make_room_(model: nn.Module, name: str, format: Format, bias: bool) -> None:
-    """Put empty layers of ``format`` in the place of a dense layer; layers that are compressed already may stay."""
+    """Replace a layer, dense or already compressed, by empty layers of ``format``."""
     old = model.get_submodule(name)
     present = recognise(old)
     geometry = Geometry.of(old) if present is None else present.geometry
@@ -217,7 +217,7 @@ def _fill_(model: nn.Module, state: Mapping[str, Tensor], place: Path) -> None:
                 )
             continue
         filled[id(target)] = key
-        # Through .data, so that what the model shares stays shared, in the precision of the archive.
+        # Through .data, so that tied parameters stay tied, in the precision of the archive.
         target.data = torch.empty_like(target.data, dtype=tensor.dtype).copy_(tensor)
 
 

@@ -1,13 +1,13 @@
-"""Channels between factors made alike in size, so that eight bits serve all of them.
+"""Rescale the channels between factors to similar ranges, so that eight bits suit all of them.
 
 INT8 gives the whole tensor between two layers one scale. Inside a factorised layer one linear layer follows another, so
 channel r may be divided by c_r after the first and multiplied by c_r before the second: the same function, with ranges
-of our choosing. Weights of the first are quantised per output channel and do not mind the division.
+of our choosing. Weights of the first are quantised per output channel, so the division costs nothing.
 
 Signs are free too: with the longer side of every channel turned upwards the tensor covers [−t, 1] instead of [−1, 1].
-What is gained on activations may be lost on the weights of the second layer, whose columns become unlike. Hence c_r is
-range_r^β, with t and β chosen to make smallest the noise that both kinds of rounding leave in the output of the whole
-factorised layer, each channel there measured by its own spread.
+The gain on activations may be lost on the weights of the second layer, whose columns then differ in size. Hence c_r is
+range_r^β, with t and β chosen to minimise the noise that both kinds of rounding leave in the output of the whole
+factorised layer, each output channel measured relative to its own spread.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tensigma.errors import InputError
 from tensigma.layers import Geometry, find_compressed, to_kernels, to_weight
 from tensigma.running import Batches, borrowed, run, safe_backward
 
-#: Random mixtures to measure gains with.
+#: Number of random mixtures to measure gains with.
 _PROBES = 8
-#: An error of a weight is the same at all positions, so that later sums over them do not average it out.
+#: The error of a weight is the same at all positions, so later sums over positions do not average it out.
 _COHERENCE = 4.0
 #: How far tensors may reach below 0, as a share of how far above.
 _SHARES = [step / 8 for step in range(1, 9)]
@@ -43,14 +43,14 @@ def equalise(
     max_samples: int | None = 256,
     input: str | int | None = None,
 ) -> nn.Module:
-    """A copy of ``model`` that computes the same, with channels between the factors of a layer that suit eight bits.
+    """A copy of ``model`` that computes the same, with the channels between factors rescaled to suit eight bits.
 
     Args:
         model: A compressed model; layers that are not factorised stay as they are.
         batches: Inputs to measure the ranges on, as :func:`tensigma.calibrate` takes them.
-        strength: 1 makes ranges equal, 0 leaves them; between, they are drawn together. By default, whatever leaves
-            least noise in the output of each layer.
-        max_samples: Inputs that are enough.
+        strength: 1 makes ranges equal, 0 leaves them as they are, values between equalise in part. By default, chosen
+            for the least noise in the output of each layer.
+        max_samples: Number of inputs to measure on.
         input: The entry or position of the model's input in a batch.
 
     >>> import tensigma as ts
@@ -65,7 +65,7 @@ def equalise(
     True
     """
     if strength is not None and not 0 <= strength <= 1:
-        raise InputError(f"strength={strength} came; give a share between 0 and 1")
+        raise InputError(f"got strength={strength}; give a number between 0 and 1")
     equal = copy.deepcopy(model)
     chains = _chains(equal)
     if not chains or strength == 0:
@@ -96,14 +96,14 @@ def _chains(model: nn.Module) -> list[list[nn.Module]]:
 
 @dataclass(frozen=True)
 class _Extent:
-    """Of the output of a layer: how far each channel reaches below and above 0, its mean, the mean of its squares."""
+    """The output of a layer, by channel: how far it reaches below and above 0, its mean and its mean square."""
 
     below: Tensor  # (r,), like the others
     above: Tensor
     mean: Tensor
     square: Tensor
     samples: int
-    #: Of one input of the layer.
+    #: Shape of one input of the layer.
     shape: tuple[int, ...]
 
     @property
@@ -126,7 +126,7 @@ class _Extent:
 def _extents(
     model: nn.Module, chains: list[list[nn.Module]], batches: Any, max_samples: int | None, input: str | int | None
 ) -> dict[nn.Module, _Extent]:
-    """What comes out of every layer of the chains that is called at all."""
+    """The extent of the output of every layer of the chains that is called."""
     extents: dict[nn.Module, _Extent] = {}
     with torch.inference_mode(), borrowed(model), ExitStack() as stack:
         for chain in chains:
@@ -154,23 +154,23 @@ def _by_channel(output: Tensor, layer: nn.Module) -> Tensor:
 
 
 def _gains(chain: list[nn.Module], extents: dict[nn.Module, _Extent]) -> dict[nn.Module, Tensor]:
-    """By how much the variance of noise in a channel is in the output of the chain, measured by the spread there.
+    """How much the variance of noise in a channel grows up to the output of the chain, relative to the spread there.
 
-    From gradients of random mixtures of outputs: the chain is linear, so that any input gives the same.
+    Measured from gradients of random mixtures of outputs: the chain is linear, so any input gives the same.
     """
     spread = extents[chain[-1]].variance
     spread = spread.clamp_min(1e-3 * float(spread.mean())).sqrt()
     generator = torch.Generator().manual_seed(0)
     like = next(chain[0].parameters())
     with torch.enable_grad(), safe_backward(*chain):
-        passed = [torch.zeros(_PROBES, *extents[chain[0]].shape, device=like.device, dtype=like.dtype)]
-        passed[0].requires_grad_()
+        activations = [torch.zeros(_PROBES, *extents[chain[0]].shape, device=like.device, dtype=like.dtype)]
+        activations[0].requires_grad_()
         for layer in chain:
-            passed.append(layer(passed[-1]))
-        last = _by_channel(passed[-1], chain[-1])  # (t, n)
+            activations.append(layer(activations[-1]))
+        last = _by_channel(activations[-1], chain[-1])  # (t, n)
         signs = torch.randint(0, 2, last.shape, generator=generator).to(last) * 2 - 1
         mixture = (last * signs / spread.to(last).clamp_min(torch.finfo(last.dtype).tiny)[:, None]).sum()
-        gradients = torch.autograd.grad(mixture, passed[1:])
+        gradients = torch.autograd.grad(mixture, activations[1:])
     return {
         layer: _by_channel(gradient.double(), layer).square().sum(1)
         for layer, gradient in zip(chain, gradients, strict=True)
@@ -178,7 +178,7 @@ def _gains(chain: list[nn.Module], extents: dict[nn.Module, _Extent]) -> dict[nn
 
 
 def _scales(extent: _Extent, gains: Tensor, after: nn.Module, gains_after: Tensor, powers: Sequence[float]) -> Tensor:
-    """What to divide each channel by; 1 where it is silent, and of size 1 on (geometric) average."""
+    """The divisor of each channel: 1 if it is silent, and of geometric mean 1 in absolute value."""
     longer, shorter = torch.maximum(extent.below, extent.above), torch.minimum(extent.below, extent.above)
     alive = (longer > 0) & longer.isfinite()
     if not alive.any():
@@ -187,31 +187,30 @@ def _scales(extent: _Extent, gains: Tensor, after: nn.Module, gains_after: Tenso
     assert isinstance(weight, Tensor)
     kernels = to_kernels(weight.detach(), Geometry.of(after)).double()
     kernels = kernels.flatten(3) if kernels.dim() > 3 else kernels[..., None]  # (g, t/g, s/g, k)
-    best, least = torch.ones_like(longer), math.inf
+    best, least_noise = torch.ones_like(longer), math.inf
     for share in _SHARES:
         reach = torch.where(alive, torch.maximum(longer, shorter / share), 1.0)
         logs = reach.log() - reach[alive].log().mean()
         for power in powers:
             sizes = torch.where(alive, power * logs, 0.0).exp()
             noise = _noise(kernels, sizes, longer, shorter, extent.square, gains, gains_after)
-            if noise < least:
-                best, least = sizes, noise
+            if noise < least_noise:
+                best, least_noise = sizes, noise
     return torch.where(extent.below > extent.above, -best, best)
 
 
 def _noise(
     kernels: Tensor, sizes: Tensor, longer: Tensor, shorter: Tensor, square: Tensor, gains: Tensor, gains_after: Tensor
 ) -> float:
-    """Variance in the output, but for a factor, when the input channels of a layer are divided by ``sizes``.
+    """Variance in the output, up to a constant factor, when the input channels of a layer are divided by ``sizes``.
 
-    An activation is off by its step ÷ √12, whatever its channel; a weight is off by its own step ÷ √12 and meets the
-    input.
+    The error of an activation is the common step ÷ √12; that of a weight is its own step ÷ √12, times the input.
     """
     groups, n_out, n_in, n_taps = kernels.shape
     activation_step = float((longer / sizes).max() + (shorter / sizes).max()) / 255
     weight_steps = (kernels * sizes.reshape(groups, 1, n_in, 1)).abs().amax((2, 3)) / 127  # (g, t/g)
-    met = n_taps * (square / sizes.square()).reshape(groups, n_in).sum(1, keepdim=True)  # (g, 1)
-    of_weights = weight_steps.square() * met * gains_after.reshape(groups, n_out)
+    input_energy = n_taps * (square / sizes.square()).reshape(groups, n_in).sum(1, keepdim=True)  # (g, 1)
+    of_weights = weight_steps.square() * input_energy * gains_after.reshape(groups, n_out)
     return float(activation_step**2 * (gains * sizes.square()).sum() + _COHERENCE * of_weights.sum())
 
 

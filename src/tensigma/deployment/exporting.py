@@ -1,4 +1,4 @@
-"""A model as one file that runs without Tensigma, written only if it computes what the model computes."""
+"""Export a model to one file that runs without Tensigma, kept only if it computes what the model computes."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from tensigma.running import borrowed, device_of, input_of, leaves
 
 ExportFormat = Literal["onnx", "torch-export"]
 FORMATS: tuple[ExportFormat, ...] = ("onnx", "torch-export")
-#: What a file name should end with.
+#: The usual suffix of a file name.
 SUFFIXES: Mapping[str, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
 #: Convolutions summed in another order differ by about 1e-6 of the largest output in single precision.
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _OPSET = 20
-_MOST = 2**31 - 1
+_MAX_BYTES = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """A file, and how far what it computes is from the model.
+    """An exported file, and how far its outputs are from those of the model.
 
     >>> exported = Exported(
     ...     path=Path("small.onnx"),
@@ -58,10 +58,10 @@ class Exported:
     opset: int | None
     #: Whether the file takes batches of any size; otherwise they must be as large as the example.
     dynamic_batch: bool
-    #: The sizes of batch on which file and model were compared; empty without a check.
+    #: Batch sizes on which file and model were compared; empty without a check.
     batches: tuple[int, ...]
-    #: The largest |output of the file − output of the model| there, and the largest |output of the model|; of several
-    #: outputs, for the one where the former is the largest share of the latter.
+    #: The largest |output of the file − output of the model|, and the largest |output of the model|; of several
+    #: outputs, those of the one with the largest ratio.
     max_difference: float | None
     largest_output: float | None
     #: The share of ``largest_output`` that ``max_difference`` may reach.
@@ -83,22 +83,21 @@ def export(
     opset: int | None = None,
     check: bool = True,
 ) -> Exported:
-    """Write ``model`` to the file ``path`` and compare what it computes there with what it computes here.
+    """Write ``model`` to the file ``path`` and check that the file computes what the model computes.
 
-    The file needs nothing of Tensigma. One that is there already is replaced in one step, and only by one that passes.
+    The file does not need Tensigma. An existing file is replaced in one step, and only if the new one passes.
 
     Args:
-        model: Any model with one input, compressed or not. It comes back as it was.
+        model: Any model with one input, compressed or not. It stays as it is.
         path: The file; ``.onnx`` and ``.pt2`` are usual.
-        example: A batch of inputs; with a tuple, its first item counts.
-        format: ``"onnx"``, for ONNX Runtime and its like, or ``"torch-export"``, for :func:`torch.export.load`.
-        dynamic_batch: Let the file take batches of any size, which is then tried out with sizes other than that of
-            ``example``.
-        tolerance: The difference that may be, as a share of the largest value of each output; by default it
-            depends on the precision of the model, 1e-4 for float32, and is up to ten times larger where the model
-            itself rounds that badly.
+        example: A batch of inputs; of a tuple, the first item.
+        format: ``"onnx"``, for ONNX Runtime and similar, or ``"torch-export"``, for :func:`torch.export.load`.
+        dynamic_batch: Let the file take batches of any size; the check then uses sizes other than that of ``example``.
+        tolerance: The largest difference allowed, as a share of the largest value of each output; by default it
+            depends on the precision of the model, 1e-4 for float32, and is up to ten times larger if the model itself
+            rounds that badly.
         opset: The version of ONNX operators; 20 by default.
-        check: Compare. Without it the file is written as it comes.
+        check: Compare file and model. False writes the file unchecked.
 
     >>> import tempfile
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
@@ -109,7 +108,7 @@ def export(
     """
     target = Path(path)
     if format not in FORMATS:
-        raise InputError(f"format={format!r} came; choose one of {', '.join(FORMATS)}")
+        raise InputError(f"got format={format!r}; choose one of {', '.join(FORMATS)}")
     if opset is not None and format != "onnx":
         raise InputError("{opset} goes with {format} only", parameters=(f"opset={opset}", "format='onnx'"))
     if tolerance is not None and not 0 < tolerance < 1:
@@ -118,23 +117,14 @@ def export(
         )
     inputs = input_of(example, None, 0)
     if not len(inputs):
-        raise InputError(f"the example has shape {tuple(inputs.shape)} and no sample in it; give one at least")
-    if format == "onnx" and count_bytes(model) > _MOST:
-        raise ExportError(
-            f"the weights take {count_bytes(model):,} bytes and one ONNX file holds 2 GB; use {{format}}",
-            parameters=("format='torch-export'",),
-        )
-    if format == "onnx" and _precision(model) not in (torch.float32, torch.float16):
-        name = str(_precision(model)).removeprefix("torch.")
-        raise InputError(f"the model is in {name}, which ONNX Runtime does not run on CPUs; convert it with .float()")
+        raise InputError(f"the example has shape {tuple(inputs.shape)} and no sample in it; give at least one")
     if format == "onnx":
-        for name in ("onnx", "onnxscript", *(["onnxruntime"] if check else [])):
-            onnx_module(name)
+        _check_onnx(model, runtime=check)
     write = _write_onnx if format == "onnx" else _write_program
     home = device_of(model)
-    elsewhere = None if home is None or home.type == "cpu" else "cpu"
+    device = None if home is None or home.type == "cpu" else "cpu"
     share = tolerance or TOLERANCES.get(_precision(model), 1e-4)
-    with borrowed(model, elsewhere), torch.no_grad():
+    with borrowed(model, device), torch.no_grad():
         x = inputs.detach().cpu()
         # A size of 1 would be taken for a constant.
         sample = x[[0, 0]] if dynamic_batch and len(x) == 1 else x
@@ -169,6 +159,20 @@ def export(
     )
 
 
+def _check_onnx(model: nn.Module, *, runtime: bool) -> None:
+    """Raise where ``model`` cannot become an ONNX file, or where a package for that is missing."""
+    if count_bytes(model) > _MAX_BYTES:
+        raise ExportError(
+            f"the weights take {count_bytes(model):,} bytes and one ONNX file holds 2 GB; use {{format}}",
+            parameters=("format='torch-export'",),
+        )
+    if _precision(model) not in (torch.float32, torch.float16):
+        name = str(_precision(model)).removeprefix("torch.")
+        raise InputError(f"the model is in {name}, which ONNX Runtime does not run on CPUs; convert it with .float()")
+    for name in ("onnx", "onnxscript", *(["onnxruntime"] if runtime else [])):
+        onnx_module(name)
+
+
 def _write_onnx(model: nn.Module, x: Tensor, file: Path, dynamic_batch: bool, opset: int) -> None:
     onnx = onnx_module("onnx")
     onnx_module("onnxscript")
@@ -193,7 +197,7 @@ def _write_onnx(model: nn.Module, x: Tensor, file: Path, dynamic_batch: bool, op
 
 
 def clean(proto: Any) -> None:
-    """Remove what tools leave in a file: names of Python files and lines of code, versions of operators not used."""
+    """Remove what tools leave in a file: Python file names and lines of code, versions of unused operator sets."""
     graph = proto.graph
     for item in (proto, graph, *graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
         item.doc_string = ""
@@ -217,7 +221,7 @@ def read_exported(file: Path, format: ExportFormat) -> nn.Module:
         return OnnxModel(file)
     with _quiet(), file.open("rb") as stream:
         program = torch.export.load(stream).module()
-    # A program knows one mode and refuses to be switched; as a function it does not have any.
+    # An exported program raises when its mode is switched; wrapped as a function it has none.
     return _Program(program)
 
 
@@ -245,13 +249,13 @@ def _reason(error: Exception, dynamic_batch: bool) -> str:
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     text = f"{type(cause).__name__}: {lines[0] if lines else 'no reason given'}"
     if dynamic_batch:
-        text += "; dynamic_batch=False may help where the model depends on the size of the batch"
+        text += "; dynamic_batch=False may help if the model depends on the batch size"
     return text
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporters print and log, and without one warning that they cause inside PyTorch itself."""
+    """Suppress what the exporters print and log, and one warning that they cause inside PyTorch itself."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):

@@ -1,4 +1,4 @@
-"""ONNX files in ONNX Runtime, as modules: whatever measures a model measures a file of one just as well."""
+"""ONNX files in ONNX Runtime, wrapped as modules so that they can be measured like models."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def onnx_module(name: str) -> Any:
 class OnnxModel(nn.Module):
     """The network in an ONNX file, run by ONNX Runtime on the CPU.
 
-    Called with a tensor it returns a tensor, or where the file has several outputs a dict of them by name, or a tuple
-    where they are only numbered, so that :func:`tensigma.evaluate` takes it like any model.
+    Called with a tensor it returns a tensor; several outputs come as a dict by name, or as a tuple if they are only
+    numbered. :func:`tensigma.evaluate` takes it like any model.
 
     Args:
         path: The file. It is read once and may be removed afterwards.
-        threads: Of ONNX Runtime. One is what latencies here are measured with.
+        threads: Number of ONNX Runtime's threads. Latencies are measured with one.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int = 1) -> None:
@@ -67,12 +67,12 @@ class OnnxModel(nn.Module):
         try:
             self.bytes = self.path.stat().st_size
             self._session = runtime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # the runtime has a dozen kinds, without a common root of its own
+        except Exception as error:  # the runtime raises a dozen types without a common base class
             raise StoreError(f"ONNX Runtime cannot open {self.path}: {_first_line(error)}") from error
         inputs = self._session.get_inputs()
         if len(inputs) != 1:
             names = ", ".join(node.name for node in inputs)
-            raise InputError(f"{self.path} takes {len(inputs)} inputs ({names}); networks with one can be run")
+            raise InputError(f"{self.path} takes {len(inputs)} inputs ({names}); only networks with one can be run")
         self._input = inputs[0].name
         self._dtype = _TYPES.get(inputs[0].type)
         self._outputs = [node.name for node in self._session.get_outputs()]
@@ -91,7 +91,7 @@ class OnnxModel(nn.Module):
 
 
 def measure_together(models: Mapping[str, nn.Module], inputs: Tensor, *, rounds: int = 20) -> dict[str, Timing]:
-    """Latencies by name, on one thread and in turns.
+    """Latencies by name, measured in turn on one thread.
 
     >>> times = measure_together({"one": nn.Identity(), "other": nn.Linear(4, 4)}, torch.ones(2, 4), rounds=2)
     >>> list(times), times["one"].batch
@@ -101,7 +101,7 @@ def measure_together(models: Mapping[str, nn.Module], inputs: Tensor, *, rounds:
 
 
 def file_size(size: Size, path: Path) -> Size:
-    """The size of a model whose weights are in ``path``: what that file takes."""
+    """The same size, with the bytes of the file ``path``."""
     return replace(size, bytes=path.stat().st_size)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def usual_names(count: int) -> list[str]:
-    """The names in a file of outputs that have none of their own.
+    """The default names of outputs in a file.
 
     >>> usual_names(1), usual_names(2)
     (['output'], ['output0', 'output1'])
@@ -16,7 +16,7 @@ def usual_names(count: int) -> list[str]:
 
 
 def rename_outputs(graph: Any, names: Sequence[str]) -> None:
-    """Give the outputs of an ONNX graph these names, unless something else in it has one of them already."""
+    """Give the outputs of an ONNX graph these names, unless something else in it already has one of them."""
     former = [output.name for output in graph.output]
     values = {name for node in graph.node for name in (*node.input, *node.output)}
     taken = {value.name for value in (*graph.input, *graph.initializer)}

@@ -1,4 +1,4 @@
-"""Whether what was written computes what the model computes."""
+"""Check that an exported file computes what the model computes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tensigma.errors import ExportError
 from tensigma.running import leaves
 
 _SIZES = (1, 3, 5)
-#: Two ways of summing are apart by more than each is from the truth.
+#: Two ways of summing differ by more than each differs from the exact sum.
 _SLACK = 4
 
 
 def sizes_to_check(size: int, dynamic_batch: bool) -> tuple[int, ...]:
-    """Sizes of batch other than that of the example, or that one where there is no other.
+    """Batch sizes other than that of the example, or only that one if it is fixed.
 
     >>> sizes_to_check(8, True), sizes_to_check(3, True), sizes_to_check(8, False)
     ((1, 3, 5), (1, 5), (8,))
@@ -35,11 +35,11 @@ def parity(
     tolerance: float,
     most: float | None = None,
 ) -> tuple[float, float]:
-    """The largest difference and the largest value of an output on batches like ``x``; an error where it differs much.
+    """The largest difference and the largest value of an output on batches like ``x``; raises if they differ much.
 
-    ``tolerance`` and ``most`` are shares of the largest value. Of several outputs each is held against its own, and
-    the one that differs most is told of. Large terms that cancel make a model round worse than others; where it is
-    itself that far from what it gives in double precision, up to ``most`` is allowed.
+    ``tolerance`` and ``most`` are shares of the largest value. Each of several outputs is compared with its own largest
+    value, and the one that differs most is returned. Large terms that cancel make a model round badly; if the model is
+    itself that far from its result in double precision, up to ``most`` is allowed.
 
     >>> parity(nn.Identity(), lambda x: x, torch.ones(2, 3), (1, 3), 1e-4)
     (0.0, 1.0)
@@ -56,14 +56,15 @@ def parity(
                 parameters=("dynamic_batch=False",),
             ) from error
         expected, outputs = list(leaves(answer).values()), list(leaves(written(inputs)).values())
-        wanted, shapes = ([tuple(tensor.shape) for tensor in side] for side in (expected, outputs))
-        if wanted != shapes:
+        expected_shapes, shapes = ([tuple(tensor.shape) for tensor in side] for side in (expected, outputs))
+        if expected_shapes != shapes:
             raise ExportError(
-                f"for a batch of {size} the file gives outputs of shape {shapes}, the model {wanted}; it was not kept"
+                f"for a batch of {size} the file gives outputs of shape {shapes}, the model {expected_shapes}; "
+                "the file was not kept"
             )
         pairs = zip(expected, outputs, strict=True)
-        gaps = [_most(output.double() - target.detach().double()) for target, output in pairs]
-        reached = [_most(target.detach().double()) for target in expected]
+        gaps = [_largest(output.double() - target.detach().double()) for target, output in pairs]
+        reached = [_largest(target.detach().double()) for target in expected]
         differences = [_larger(*pair) for pair in zip(gaps, differences or gaps, strict=True)]
         largest = [_larger(*pair) for pair in zip(reached, largest or reached, strict=True)]
         for index, (difference, scale) in enumerate(zip(differences, largest, strict=True)):
@@ -74,35 +75,35 @@ def parity(
             which = f" in output {list(leaves(answer))[index]!r}" if len(expected) > 1 else ""
             raise ExportError(
                 f"the file differs from the model by up to {difference:.2e}{which}, where values reach {scale:.2e} and"
-                f" the tolerance is {tolerance:.0e} of that; it was not kept. Pass a larger tolerance if that is"
+                f" the tolerance is {tolerance:.0e} of that; the file was not kept. Pass a larger tolerance if that is"
                 " acceptable"
             )
     return max(zip(differences, largest, strict=True), key=lambda pair: pair[0] / (pair[1] or 1.0), default=(0.0, 0.0))
 
 
-def _most(values: Tensor) -> float:
+def _largest(values: Tensor) -> float:
     return float(values.abs().max()) if values.numel() else 0.0
 
 
 def _larger(one: float, other: float) -> float:
-    """The larger of the two; not a number where one of them is none."""
+    """The larger of the two; NaN if either is NaN."""
     return one if math.isnan(one) else max(other, one)
 
 
 def _rounding(model: nn.Module, inputs: Tensor, outputs: list[Tensor]) -> list[float]:
-    """How far each output is from that in double precision; 0 where that cannot be had."""
-    nothing = [0.0] * len(outputs)
+    """How far each output is from that in double precision; 0 if the model does not run in it."""
+    zeros = [0.0] * len(outputs)
     if not inputs.is_floating_point():
-        return nothing
+        return zeros
     try:
         exact = leaves(copy.deepcopy(model).double()(inputs.double())).values()
-        return [_most(output.double() - truth) for output, truth in zip(outputs, exact, strict=True)]
+        return [_largest(output.double() - truth) for output, truth in zip(outputs, exact, strict=True)]
     except (RuntimeError, ValueError):
-        return nothing
+        return zeros
 
 
 def _varied(x: Tensor, size: int) -> Tensor:
-    """So many inputs like those of ``x``, no two the same, so that samples which are mixed up show."""
+    """``size`` inputs like those of ``x``, all different, so that mixed-up samples are noticed."""
     chosen = x[torch.arange(size) % len(x)]
     if not chosen.is_floating_point():
         return chosen

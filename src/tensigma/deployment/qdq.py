@@ -23,7 +23,7 @@ _LARGEST_HALF = float(np.finfo(np.float16).max)
 
 
 def needs_reduced_range(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str | None = None) -> bool:
-    """Whether this CPU needs weights of seven bits: an x86 one that lacks VNNI, or does not tell.
+    """Whether this CPU needs weights of seven bits: x86 without VNNI, or with unknown features.
 
     >>> needs_reduced_range(machine="aarch64"), needs_reduced_range(Path("/nowhere"), machine="x86_64")
     (False, True)
@@ -49,10 +49,10 @@ def write_qdq(source: Path, target: Path, inputs: Sequence[Tensor], *, reduce_ra
 
     class Reader(quantization.CalibrationDataReader):  # type: ignore[name-defined]
         def __init__(self) -> None:
-            self._left = iter(inputs)
+            self._remaining = iter(inputs)
 
         def get_next(self) -> dict[str, np.ndarray] | None:
-            x = next(self._left, None)
+            x = next(self._remaining, None)
             return None if x is None else {"input": x.float().contiguous().numpy()}
 
     prepared = target.with_name("prepared.onnx")
@@ -80,10 +80,10 @@ def write_qdq(source: Path, target: Path, inputs: Sequence[Tensor], *, reduce_ra
 
 
 def with_half_weights(source: Path, target: Path) -> None:
-    """Write the ONNX file ``source`` with weights in half precision, made single again when the file is opened.
+    """Write the ONNX file ``source`` with weights in half precision, converted back when the file is opened.
 
-    ONNX Runtime computes in single precision then, as fast as before: CPUs gain nothing from half precision but the
-    size of the file. Vectors (biases, statistics) are kept as they are; they take next to nothing.
+    ONNX Runtime then computes in single precision, as fast as before: on CPUs half precision only makes the file
+    smaller. Vectors (biases, statistics) are kept as they are; they are small.
     """
     onnx = onnx_module("onnx")
     proto = onnx.load(source)
@@ -102,20 +102,19 @@ def with_half_weights(source: Path, target: Path) -> None:
     operators = list(proto.graph.node)
     del proto.graph.node[:]
     proto.graph.node.extend([*casts, *operators])
-    # Values that are computed now are not declared among those that are given.
     onnx.save_model(proto, target)
-    OnnxModel(target)
+    OnnxModel(target)  # raises if ONNX Runtime cannot open the file
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the tools print, log through the root logger, or warn of in their own code."""
+    """Suppress what the tools print, log through the root logger, or warn about."""
     root = logging.getLogger()
 
     def foreign(record: logging.LogRecord) -> bool:
         return "onnxruntime" not in record.pathname
 
-    # Logging through a root logger without a handler would give it one that stays.
+    # Logging through a root logger without handlers would install one for good.
     silent = logging.NullHandler()
     root.addFilter(foreign)
     root.addHandler(silent)

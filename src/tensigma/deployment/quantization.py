@@ -30,7 +30,7 @@ _LARGEST_HALF = 65504.0
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """A model in fewer bits, beside what it was. Times are those of ONNX Runtime where the file is an ONNX file.
+    """A model in fewer bits, compared with what it was. Times are those of ONNX Runtime where the file is an ONNX file.
 
     >>> import tempfile
     >>> import torch
@@ -49,16 +49,16 @@ class Quantized:
     bytes: int
     #: Samples that ranges were measured on; 0 for fp16, which needs none.
     samples: int
-    #: Whether channels between factors were made equally large first, and whether weights take seven bits.
+    #: Whether channels between factors were equalised first, and whether weights take seven bits.
     equalised: bool
     reduce_range: bool
-    #: Relative error of the output on the calibration samples, √(Σ|Δy|² ÷ Σ|y|²); of several outputs, that of
-    #: the worst.
+    #: Relative error of the output on the calibration samples, √(Σ|Δy|² ÷ Σ|y|²); of several outputs, the
+    #: worst.
     error: float
-    #: The model as it came, in single precision, and as it is now.
+    #: The model before, in single precision, and after.
     before: Evaluation
     after: Evaluation
-    #: The model before compression, where it was given.
+    #: The model before compression, if given.
     original: Evaluation | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -84,23 +84,23 @@ def quantize(
     force: bool = False,
     progress: Wanted = False,
 ) -> Quantized:
-    """Write ``model`` to ``path`` in fewer bits, and measure what that costs and gains.
+    """Write ``model`` to ``path`` in fewer bits, and measure what that saves and costs.
 
     Args:
-        model: A classifier, compressed or not. It comes back as it was.
-        path: ``int8`` gives an ONNX file. ``fp16`` gives one where the name ends with ``.onnx``, otherwise a folder for
+        model: A classifier, compressed or not. It stays as it is.
+        path: ``int8`` gives an ONNX file. ``fp16`` gives one if the name ends with ``.onnx``, otherwise a folder for
             :func:`tensigma.load`.
-        batches: Inputs as :func:`tensigma.calibrate` takes them. Labels play no part in quantization.
+        batches: Inputs as :func:`tensigma.calibrate` takes them. Labels are not used for quantization.
         precision: ``"int8"``, weights and activations in eight bits, or ``"fp16"``, weights stored in sixteen and
-            computed with in thirty-two.
-        data: Batches to measure accuracy and agreement on; those of ``batches`` that were used, where not given.
-        original: The model before compression: agreement is with it then, and with ``model`` otherwise.
-        equalise: Make channels between factors equally large before INT8, which changes nothing else.
-        reduce_range: Seven bits for weights, so that CPUs without VNNI instructions do not overflow; by default, where
+            computation in thirty-two.
+        data: Batches to measure accuracy and agreement on; by default the samples used from ``batches``.
+        original: The model before compression, to measure agreement with; by default ``model``.
+        equalise: Equalise the channels between factors before INT8; the function stays the same.
+        reduce_range: Seven bits for weights, so that CPUs without VNNI instructions do not overflow; by default, if
             this one lacks them.
         max_samples: Inputs to measure ranges on.
         latency: Measure time too, on one thread and in turns, ``rounds`` passes over ``latency_batch`` inputs.
-        force: Replace an archive that is there. Files are replaced in one step.
+        force: Replace an existing archive. An existing file is always replaced, in one step.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
     >>> with tempfile.TemporaryDirectory() as place:
@@ -109,48 +109,39 @@ def quantize(
     (True, True, True)
     """
     if precision not in PRECISIONS:
-        raise InputError(f"precision={precision!r} came; choose one of {', '.join(PRECISIONS)}")
+        raise InputError(f"got precision={precision!r}; choose one of {', '.join(PRECISIONS)}")
     if max_samples < 1:
-        raise InputError(f"max_samples={max_samples} came; ranges need one sample at least")
+        raise InputError(f"got max_samples={max_samples}; ranges need at least one sample")
     target = Path(path)
     form = "archive" if precision == "fp16" and target.suffix != ".onnx" else "onnx"
     if form == "onnx":
         for name in ("onnx", "onnxscript", "onnxruntime"):
             onnx_module(name)
-    samples = _gathered(batches, input, max_samples)
+    samples = _first_samples(batches, input, max_samples)
     inputs = [x for x, _ in samples]
     reduced = precision == "int8" and (needs_reduced_range() if reduce_range is None else reduce_range)
     equal = precision == "int8" and equalise
-    judged = data if data is not None else [x if labels is None else (x, labels) for x, labels in samples]
+    evaluation_data = data if data is not None else [x if labels is None else (x, labels) for x, labels in samples]
     with tempfile.TemporaryDirectory(prefix="tensigma-") as scratch:
-        place = Path(scratch)
         models: dict[str, nn.Module] = {}
         sizes = {"before": size_of(model, inputs[0][:1])}
+        if original is not None:
+            sizes["original"] = size_of(original, inputs[0][:1])
         if form == "archive":
             half = _halved(model)
             models = {"before": model, "after": copy.deepcopy(half).float()}
+            if original is not None:
+                models["original"] = original
             sizes["after"] = size_of(half)
         else:
-            single = _single(model)
-            written, final = place / "single.onnx", place / "final.onnx"
-            # Equal channels change nothing in single precision, so that one file serves for before as well.
-            export(equalised(single, inputs, max_samples=None) if equal else single, written, inputs[0])
-            if precision == "fp16":
-                with_half_weights(written, final)
-            else:
-                write_qdq(written, final, inputs, reduce_range=reduced)
-            models = {"before": OnnxModel(written), "after": OnnxModel(final)}
-            sizes = {"before": file_size(sizes["before"], written), "after": file_size(sizes["before"], final)}
-        if original is not None:
-            sizes["original"] = size_of(original, inputs[0][:1])
-            models["original"] = original
-            if form == "onnx":
-                export(_single(original), place / "original.onnx", inputs[0])
-                models["original"] = OnnxModel(place / "original.onnx")
-                sizes["original"] = file_size(sizes["original"], place / "original.onnx")
+            files = _write_onnx(
+                model, original, inputs, Path(scratch), precision=precision, equal=equal, reduce_range=reduced
+            )
+            models = {name: OnnxModel(file) for name, file in files.items()}
+            sizes = {name: file_size(sizes.get(name, sizes["before"]), file) for name, file in files.items()}
         figures = compare(
             models,
-            judged,
+            evaluation_data,
             reference="before" if original is None else "original",
             sizes=sizes,
             latency=latency and form == "onnx",
@@ -165,7 +156,7 @@ def quantize(
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(target) as partial:
-                partial.write_bytes(final.read_bytes())
+                partial.write_bytes(files["after"].read_bytes())
     return Quantized(
         path=target,
         precision=precision,
@@ -181,7 +172,32 @@ def quantize(
     )
 
 
-def _gathered(batches: Any, input: str | int | None, most: int) -> list[tuple[Tensor, Tensor | None]]:
+def _write_onnx(
+    model: nn.Module,
+    original: nn.Module | None,
+    inputs: list[Tensor],
+    folder: Path,
+    *,
+    precision: Precision,
+    equal: bool,
+    reduce_range: bool,
+) -> dict[str, Path]:
+    """ONNX files of the model before and after quantization, and of the original if there is one."""
+    single = _single(model)
+    files = {"before": folder / "before.onnx", "after": folder / "after.onnx"}
+    # Equalising changes nothing in single precision, so the equalised file serves as "before" too.
+    export(equalised(single, inputs, max_samples=None) if equal else single, files["before"], inputs[0])
+    if precision == "fp16":
+        with_half_weights(files["before"], files["after"])
+    else:
+        write_qdq(files["before"], files["after"], inputs, reduce_range=reduce_range)
+    if original is not None:
+        files["original"] = folder / "original.onnx"
+        export(_single(original), files["original"], inputs[0])
+    return files
+
+
+def _first_samples(batches: Any, input: str | int | None, most: int) -> list[tuple[Tensor, Tensor | None]]:
     """The first samples, kept: they are needed more than once, and not every iterable can be read twice."""
     samples = []
     for batch in Batches(batches, input=input, max_samples=most):
@@ -191,7 +207,7 @@ def _gathered(batches: Any, input: str | int | None, most: int) -> list[tuple[Te
 
 
 def _single(model: nn.Module) -> nn.Module:
-    """The model in single precision on the CPU; a copy only where it is not."""
+    """The model in single precision on the CPU; a copy only if it is not."""
     tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
     if all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors):
         return model
@@ -209,14 +225,14 @@ def _halved(model: nn.Module) -> nn.Module:
 
 @torch.inference_mode()
 def _error(before: nn.Module, after: nn.Module, inputs: list[Tensor]) -> float:
-    """Of the worst output, where there are several."""
-    wrong: dict[int, float] = defaultdict(float)
-    whole: dict[int, float] = defaultdict(float)
+    """Relative error of the output; of several, the worst."""
+    error_energy: dict[int, float] = defaultdict(float)
+    energy: dict[int, float] = defaultdict(float)
     with borrowed(before), borrowed(after):
         for number, x in enumerate(inputs):
             outputs = (leaves(run(model, Batch(number, x, None))).values() for model in (before, after))
             for index, pair in enumerate(zip(*outputs, strict=True)):
-                one, other = (tensor.double().cpu() for tensor in pair)
-                wrong[index] += float((one - other).square().sum())
-                whole[index] += float(one.square().sum())
-    return max(((wrong[index] / whole[index]) ** 0.5 for index in whole if whole[index]), default=0.0)
+                expected, actual = (tensor.double().cpu() for tensor in pair)
+                error_energy[index] += float((expected - actual).square().sum())
+                energy[index] += float(expected.square().sum())
+    return max(((error_energy[index] / energy[index]) ** 0.5 for index in energy if energy[index]), default=0.0)
