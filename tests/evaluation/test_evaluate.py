@@ -71,7 +71,7 @@ def test_scores_that_are_no_numbers_are_no_answer(value: float, caplog: pytest.L
     assert (result.top1, result.top5, result.agreement) == (3 / 5, 3 / 5, 3 / 5)
     assert result.certificate is not None
     assert result.certificate.agreed == 3
-    assert "the model gives scores that are not finite to 2 of 5 samples" in caplog.text
+    assert "the model gives scores that are not finite for 2 of 5 samples" in caplog.text
     assert ts.evaluate(Broken(value), data, original=Broken(value)).agreement == 3 / 5
     assert ts.evaluate(nn.Identity(), data, original=Broken(value)).agreement == 3 / 5
 

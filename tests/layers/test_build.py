@@ -209,14 +209,14 @@ def test_bias_only_at_the_end_and_allowed_where_there_was_none(row: FormatRow) -
 def test_factors_that_do_not_fit() -> None:
     geometry = Geometry.of(nn.Conv2d(6, 8, 3, groups=2))
     first, second = ROW_OF["svd"].factors(geometry)
-    with pytest.raises(InputError, match="factors for 1 groups came; the layer has groups=2"):
+    with pytest.raises(InputError, match="got factors for 1 groups; the layer has groups=2"):
         to_modules(first, geometry)
     other = SVDFactors(torch.ones(4, 3), torch.ones(3, 3, 3, 3))
-    with pytest.raises(InputError, match=r"equal ranks; SVDFormat\(rank=2\), SVDFormat\(rank=3\)"):
+    with pytest.raises(InputError, match=r"equal ranks; got SVDFormat\(rank=2\), SVDFormat\(rank=3\)"):
         to_modules([first, other], geometry)
-    with pytest.raises(InputError, match=r"\(4, 3, 3, 3\) came; this layer has \(4, 6, 3, 3\)"):
+    with pytest.raises(InputError, match=r"got factors of a kernel \(4, 3, 3, 3\); this layer has \(4, 6, 3, 3\)"):
         to_modules([first, second], Geometry.of(nn.Conv2d(12, 8, 3, groups=2)))
-    with pytest.raises(InputError, match=r"bias of shape \(3,\) came; this layer takes \(8,\)"):
+    with pytest.raises(InputError, match=r"got a bias of shape \(3,\); this layer takes \(8,\)"):
         to_modules([first, second], geometry, torch.zeros(3))
-    with pytest.raises(InputError, match=r"3 layers came; SVDFormat.* has 2: reduce, expand"):
+    with pytest.raises(InputError, match=r"got 3 layers; SVDFormat.* has 2: reduce, expand"):
         from_modules(nn.Sequential(*(nn.Linear(2, 2) for _ in range(3))), SVDFormat(2), Geometry.of(nn.Linear(2, 2)))

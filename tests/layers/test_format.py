@@ -47,14 +47,14 @@ from tensigma.linalg import SVDFactors
 @pytest.mark.parametrize("row", ROWS)
 def test_ranks_are_positive_integers(row: FormatRow, rank: Any) -> None:
     for name in row.format.rank_names():
-        with pytest.raises(RankError, match=f"{name}={rank!r} came; give an integer of at least 1"):
+        with pytest.raises(RankError, match=f"got {name}={rank!r}; give an integer of at least 1"):
             replace(row.format, **{name: rank})
 
 
 def test_ranks_and_variants() -> None:
     assert (Tucker2Format(4, 3).ranks, Tucker2Format(4, 3).variant) == ((4, 3), {})
     assert (CPFormat(5, joint=True).ranks, CPFormat(5, joint=True).variant) == ((5,), {"joint": True})
-    with pytest.raises(InputError, match="CPFormat: joint=1 came; give a bool"):
+    with pytest.raises(InputError, match="CPFormat: got joint=1; give a bool"):
         CPFormat(5, joint=1)  # type: ignore[arg-type]
 
 
@@ -81,25 +81,25 @@ def test_entries_of_version_0_1_are_read(entry: dict[str, Any], format: Format) 
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (None, "None came for a format; expected an object"),
-        (["svd", [2]], "came for a format; expected an object"),
+        (None, "got None for a format; expected an object"),
+        (["svd", [2]], r"got \['svd', \[2\]\] for a format; expected an object"),
         ({"ranks": [2]}, "format None is unknown; known formats are .*svd.*"),
         ({"format": "hosvd", "ranks": [2]}, "format 'hosvd' is unknown; known formats are .*tucker2.*"),
         ({"format": ["svd"], "ranks": [2]}, r"format \['svd'\] is unknown"),
-        ({"format": "svd"}, "ranks None came for format 'svd'; expected a list of rank"),
-        ({"format": "svd", "ranks": 2}, "ranks 2 came"),
-        ({"format": "svd", "ranks": "2"}, "ranks '2' came"),
-        ({"format": "svd", "ranks": {"2": 2}}, "ranks .* came"),
-        ({"format": "tucker2", "ranks": [2]}, r"ranks \[2\] came for format 'tucker2'; .* rank_out, rank_in"),
-        ({"format": "svd", "ranks": [2, 2]}, r"ranks \[2, 2\] came"),
-        ({"format": "svd", "ranks": ["2"]}, "rank='2' came; give an integer"),
-        ({"format": "svd", "ranks": [2.0]}, "rank=2.0 came; give an integer"),
-        ({"format": "svd", "ranks": [True]}, "rank=True came; give an integer"),
-        ({"format": "svd", "ranks": [0]}, "rank=0 came; give an integer of at least 1"),
+        ({"format": "svd"}, "got ranks None for format 'svd'; expected a list of rank"),
+        ({"format": "svd", "ranks": 2}, "got ranks 2 for format"),
+        ({"format": "svd", "ranks": "2"}, "got ranks '2' for format"),
+        ({"format": "svd", "ranks": {"2": 2}}, "got ranks .* for format"),
+        ({"format": "tucker2", "ranks": [2]}, r"got ranks \[2\] for format 'tucker2'; .* rank_out, rank_in"),
+        ({"format": "svd", "ranks": [2, 2]}, r"got ranks \[2, 2\] for format"),
+        ({"format": "svd", "ranks": ["2"]}, "got rank='2'; give an integer"),
+        ({"format": "svd", "ranks": [2.0]}, "got rank=2.0; give an integer"),
+        ({"format": "svd", "ranks": [True]}, "got rank=True; give an integer"),
+        ({"format": "svd", "ranks": [0]}, "got rank=0; give an integer of at least 1"),
         ({"format": "svd", "ranks": [2], "joint": True}, "joint=True is unknown to format 'svd'; known variants: none"),
         ({"format": "svd", "ranks": [2], "joint": 0}, "joint=0 is unknown to format 'svd'"),
-        ({"format": "cp", "ranks": [2], "joint": "yes"}, "joint='yes' came; give a bool"),
-        ({"format": "cp", "ranks": [2], "joint": 1}, "joint=1 came; give a bool"),
+        ({"format": "cp", "ranks": [2], "joint": "yes"}, "got joint='yes'; give a bool"),
+        ({"format": "cp", "ranks": [2], "joint": 1}, "got joint=1; give a bool"),
         ({"format": "cp", "ranks": [2], "order": 1}, "order=1 is unknown to format 'cp'; known variants: joint"),
         ({"format": "cp", "ranks": [2], "rank": 3}, "rank=3 is unknown to format 'cp'"),
     ],
@@ -111,9 +111,9 @@ def test_other_entries_are_refused(entry: Any, message: str) -> None:
 
 def test_geometries_that_cannot_be_joined() -> None:
     plane, line = Geometry.of(nn.Conv2d(4, 4, 3)), Geometry.of(nn.Conv1d(4, 4, 3))
-    with pytest.raises(InputError, match=r"axes \[0, 2\] came for stages with \[2, 2\] spatial axes"):
+    with pytest.raises(InputError, match=r"got axes \[0, 2\] for stages with \[2, 2\] spatial axes"):
         joined([0, 2], [plane, plane])
-    with pytest.raises(InputError, match=r"axes \[0, 1\] came for stages with \[2, 1\] spatial axes"):
+    with pytest.raises(InputError, match=r"got axes \[0, 1\] for stages with \[2, 1\] spatial axes"):
         joined([0, 1], [plane, line])
 
 
@@ -237,7 +237,7 @@ def test_formats_registered_for_a_while_are_forgotten() -> None:
         raise KeyError
     assert "chain" not in FORMATS
     assert recognise(small) is None
-    with pytest.raises(InputError, match=r"ChainFactors came; formats are registered for .*SVDFactors"):
+    with pytest.raises(InputError, match=r"got ChainFactors; formats are registered for .*SVDFactors"):
         format_of(factors)
     with pytest.raises(StoreError, match="format 'chain' is unknown"):
         format_from_json(format_to_json(ChainFormat(3)))

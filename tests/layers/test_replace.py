@@ -117,7 +117,7 @@ def test_replacement_without_bias_before_follows_the_weight() -> None:
 def test_replacement_checks_all_names_first() -> None:
     model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU())
     first = model[0]
-    with pytest.raises(InputError, match=r"no module 'layer1.conv'; near it are"):
+    with pytest.raises(InputError, match=r"no module 'layer1.conv'; similar names: "):
         replace_(model, {"0": small_stack(), "layer1.conv": small_stack()})
     with pytest.raises(InputError, match=r"wrap it in nn.Sequential"):
         replace_(model, {"": small_stack()})

@@ -125,7 +125,7 @@ def recipe(window: Window, rest: Pair = (0, 0)) -> Recipe:
 
 
 def as_plane(window: Window) -> Window | None:
-    """The same window with two spatial axes; None where lags do not apply (one tap, three axes)."""
+    """The same window with two spatial axes; None if lags do not apply (one tap, three axes)."""
     if window.n_spatial not in (1, 2) or window.n_taps == 1:
         return None
     extra = 2 - window.n_spatial

@@ -160,7 +160,7 @@ def export(
 
 
 def _check_onnx(model: nn.Module, *, runtime: bool) -> None:
-    """Raise where ``model`` cannot become an ONNX file, or where a package for that is missing."""
+    """Raise if ``model`` cannot become an ONNX file, or if a package for it is missing."""
     if count_bytes(model) > _MAX_BYTES:
         raise ExportError(
             f"the weights take {count_bytes(model):,} bytes and one ONNX file holds 2 GB; use {{format}}",

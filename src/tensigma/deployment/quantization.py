@@ -30,7 +30,7 @@ _LARGEST_HALF = 65504.0
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """A model in fewer bits, compared with what it was. Times are those of ONNX Runtime where the file is an ONNX file.
+    """A model in fewer bits, compared with what it was. Times are those of ONNX Runtime if the file is an ONNX file.
 
     >>> import tempfile
     >>> import torch

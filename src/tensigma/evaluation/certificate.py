@@ -1,4 +1,4 @@
-"""What agreement on some inputs proves about all others like them."""
+"""What agreement on some inputs proves about other inputs like them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tensigma.errors import InputError, StoreError
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """Agreement with the original as a bound that holds for inputs nobody has seen.
+    """A lower bound on agreement with the original for unseen inputs.
 
-    It holds where the samples are independent draws of the inputs that the model will meet, and where none of them had
-    a part in making the model: not in calibration, not in a search (:class:`tensigma.Drop`), not in the choice among
-    several results. Whoever looks at many and keeps the best needs fresh samples for its certificate.
+    It holds if the samples are independent draws of the inputs that the model will see, and if none of them was used to
+    make the model: not for calibration, not for a search (:class:`tensigma.Drop`), not for the choice among several
+    results. The best of several needs fresh samples for its certificate.
 
     >>> certificate = Certificate(samples=5000, agreed=4886)
     >>> print(certificate)
@@ -24,23 +24,23 @@ class Certificate:
 
     samples: int
     agreed: int
-    #: How often, over repeated draws of the samples, the bound holds at least.
+    #: The least share of repeated draws of the samples for which the bound holds.
     confidence: float = 0.95
 
     def __post_init__(self) -> None:
         whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (self.samples, self.agreed))
         if not whole or not 0 <= self.agreed <= self.samples or self.samples < 1:
             raise InputError(
-                f"agreement on {self.agreed!r} of {self.samples!r} samples came; give whole numbers, "
+                f"got agreement on {self.agreed!r} of {self.samples!r} samples; give whole numbers, "
                 "at least one sample and at most as many agreements"
             )
         check_confidence(self.confidence)
 
     @property
     def bound(self) -> float:
-        """The share of inputs on which the models agree at least: the exact one-sided bound of Clopper and Pearson.
+        """The least share of inputs on which the models agree: the exact one-sided bound of Clopper and Pearson.
 
-        It is the share at which so many agreements or more would have had the probability 1 − confidence.
+        It is the share at which as many agreements or more have the probability 1 − confidence.
         """
         from scipy.stats import beta
 
@@ -59,14 +59,14 @@ class Certificate:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Certificate:
-        """The inverse; the bound is computed again."""
+        """The inverse of :meth:`to_json`; the bound is computed again."""
         try:
             return cls(samples=data["samples"], agreed=data["agreed"], confidence=data["confidence"])
         except (KeyError, TypeError, InputError) as error:
             raise StoreError(f"the certificate is damaged: {error}") from None
 
     def __str__(self) -> str:
-        # Rounded down, or the words would claim more than the bound.
+        # Rounded down, so that the text never claims more than the bound.
         share = int(1000 * self.bound) / 10
         return (
             f"agrees with the original on at least {share:.1f} % of inputs like these "
@@ -75,6 +75,6 @@ class Certificate:
 
 
 def check_confidence(confidence: Any) -> None:
-    """Refuse what is no probability strictly between 0 and 1."""
+    """Raise :class:`InputError` unless ``confidence`` is a number strictly between 0 and 1."""
     if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 < confidence < 1:
-        raise InputError(f"confidence lies between 0 and 1, such as 0.95, got {confidence!r}")
+        raise InputError(f"got confidence={confidence!r}; give a number between 0 and 1, such as 0.95")

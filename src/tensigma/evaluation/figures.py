@@ -1,4 +1,4 @@
-"""How good a model is and what it costs, beside the original where that is at hand."""
+"""Accuracy and cost of a model, compared with the original if there is one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationProgress(Progress):
-    """A batch has been evaluated.
+    """Progress after each batch.
 
     >>> print(EvaluationProgress(done=3, total=4, samples=60, seconds=2.0))
     batch 3 of 4, 30 samples/s
@@ -54,7 +54,7 @@ class EvaluationProgress(Progress):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Figures of one model on some data. Shares lie between 0 and 1; None where a figure could not be had.
+    """Figures of one model on some data. Shares lie between 0 and 1; None if a figure is not available.
 
     ``str(evaluation)`` is a table; :meth:`to_json` gives plain data from which :meth:`from_json` makes an equal object.
 
@@ -70,9 +70,9 @@ class Evaluation:
     """
 
     samples: int
-    #: Share of samples whose label is the first, or among the first five, predictions. None without labels.
+    #: Share of samples whose label is the first prediction (top5: among the first five). None without labels.
     top1: float | None
-    #: Also None where there are no more than five classes.
+    #: Also None with at most five classes.
     top5: float | None
     #: Share of samples on which the prediction is that of the original.
     agreement: float | None
@@ -80,7 +80,7 @@ class Evaluation:
     latency: Timing | None = None
     #: The same figures of the original, measured in the same run.
     original: Evaluation | None = None
-    #: What the agreement proves about other inputs; None without an original, or where it was not asked for.
+    #: What the agreement proves about other inputs; None without an original, or if not requested.
     certificate: Certificate | None = None
 
     @property
@@ -106,16 +106,16 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evaluation:
-        """The evaluation that :meth:`to_json` was asked for."""
+        """The inverse of :meth:`to_json`."""
         if data.get("format", FORMAT) != FORMAT or data.get("version", VERSION) != VERSION:
             raise StoreError(f"this is not an evaluation of version {VERSION}, written by Evaluation.to_json")
         try:
-            known = {field.name: data[field.name] for field in fields(cls) if field.name != "certificate"}
-            known["size"] = Size(**known["size"])
-            known["latency"] = known["latency"] and Timing(**known["latency"])
-            known["original"] = known["original"] and cls.from_json(known["original"])
+            values = {field.name: data[field.name] for field in fields(cls) if field.name != "certificate"}
+            values["size"] = Size(**values["size"])
+            values["latency"] = values["latency"] and Timing(**values["latency"])
+            values["original"] = values["original"] and cls.from_json(values["original"])
             certified = data.get("certificate")
-            return cls(**known, certificate=certified and Certificate.from_json(certified))
+            return cls(**values, certificate=certified and Certificate.from_json(certified))
         except (KeyError, TypeError) as error:
             raise StoreError(f"the evaluation is damaged: {error}") from None
 
@@ -151,16 +151,16 @@ def evaluate(
     """Run ``model`` over ``data`` and count hits, agreement with ``original``, parameters, MACs, bytes and time.
 
     Args:
-        model: A classifier that returns scores (batch, classes). It comes back as it was.
-        data: Batches as :func:`tensigma.calibrate` takes them. Labels, where every batch has them (the second item of a
+        model: A classifier that returns scores (batch, classes). It stays as it is.
+        data: Batches as :func:`tensigma.calibrate` takes them. Labels, if every batch has them (the second item of a
             tuple, or ``label``, ``labels``, ``target``, ``targets`` or ``y`` of a dict), give top-1 and top-5.
-        original: The model before compression: its figures are measured beside, and agreement needs no labels.
+        original: The model before compression: its figures are measured too, and agreement with it needs no labels.
         latency: Also measure time, on one thread and in turn with the original, for ``rounds`` passes over the first
             ``latency_batch`` inputs.
         max_samples: Stop after this many.
         input: The entry or position of the model's input in a batch.
-        confidence: Of the certificate that agreement with ``original`` gives: a bound for unseen inputs. It holds only
-            where ``data`` had no part in calibration or in any choice; None where that is not so.
+        confidence: Confidence of the certificate, a bound on agreement with ``original`` for unseen inputs. It holds
+            only if ``data`` was not used for calibration or for any choice; otherwise pass None.
         progress: True for lines in the log, or a function called with an :class:`EvaluationProgress` after each batch.
 
     >>> batches = [(torch.eye(6), torch.arange(6))]
@@ -206,9 +206,9 @@ def compare(
     input: str | int | None = None,
     progress: Wanted = False,
 ) -> dict[str, Evaluation]:
-    """Several models over the same data, read once: accuracy, agreement with ``reference``, size, and time in turns.
+    """Several models over the same data, read once: accuracy, agreement with ``reference``, size, and time in turn.
 
-    ``sizes`` are for models that do not know their own, such as ONNX files.
+    ``sizes`` are for models whose size cannot be counted, such as ONNX files.
 
     >>> models = {"one": nn.Identity(), "other": nn.Softmax(1)}
     >>> figures = compare(models, [(torch.eye(6), torch.arange(6))], reference="one", rounds=2)
@@ -243,7 +243,7 @@ def compare(
 def _figures(name: str, tally: Tally, size: Size, latency: Timing | None) -> Evaluation:
     if tally.unanswered:
         logger.warning(
-            "%s gives scores that are not finite to %d of %d samples; they count as wrong",
+            "%s gives scores that are not finite for %d of %d samples; they count as wrong",
             name,
             tally.unanswered,
             tally.samples,

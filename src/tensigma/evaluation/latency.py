@@ -1,4 +1,4 @@
-"""How long a model takes, on one thread, beside another."""
+"""How long models take, measured in turn on one thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Timing:
 
 
 def measure_latency(models: Sequence[nn.Module], inputs: Tensor, *, rounds: int = 20) -> list[Timing]:
-    """Forward passes of all models, taken in turn so that whatever else the machine does meets all alike.
+    """Forward passes of all models, taken in turn so that other load on the machine affects all alike.
 
     >>> one, other = measure_latency([nn.Linear(8, 8), nn.Identity()], torch.ones(4, 8), rounds=5)
     >>> one.batch, one.rounds, 0 < one.minimum <= one.median

@@ -16,7 +16,7 @@ from tensigma.running import Batch, borrowed, run
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What something costs: parameters, multiply-adds for one sample (None: not known) and bytes in memory."""
+    """The size of a model: parameters, multiply-adds for one sample (None: unknown) and bytes in memory."""
 
     params: int
     macs: int | None
@@ -29,7 +29,7 @@ def count_params(model: nn.Module) -> int:
 
 
 def count_bytes(model: nn.Module) -> int:
-    """Bytes of parameters and buffers, tied ones once: what a file of them takes, but for its small header.
+    """Bytes of parameters and buffers, tied ones once: the size of a file of them, except for its small header.
 
     >>> count_bytes(nn.Linear(10, 5).half())
     110
@@ -51,10 +51,10 @@ def count_macs(model: nn.Module, sample: Tensor) -> int:
             return
         weight = module.weight
         assert isinstance(weight, Tensor)
-        # Each output channel of a convolution meets weight.shape[1:]; each input channel, where it is transposed.
+        # Each output value takes prod(weight.shape[1:]) products; in a transposed convolution, each input value.
         transposed = bool(getattr(module, "transposed", False))
-        ends = (args[0] if args else kwargs["input"]) if transposed else output
-        total += ends.numel() * math.prod(weight.shape[1:])
+        values = (args[0] if args else kwargs["input"]) if transposed else output
+        total += values.numel() * math.prod(weight.shape[1:])
 
     with ExitStack() as stack, torch.no_grad():
         stack.enter_context(borrowed(model))
@@ -66,6 +66,6 @@ def count_macs(model: nn.Module, sample: Tensor) -> int:
 
 
 def size_of(model: nn.Module, sample: Tensor | None = None) -> Size:
-    """All of it together; MACs only where there is a sample to run."""
+    """Parameters, MACs and bytes; MACs only if there is a ``sample`` to run."""
     macs = None if sample is None else count_macs(model, sample)
     return Size(params=count_params(model), macs=macs, bytes=count_bytes(model))

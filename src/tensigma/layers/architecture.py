@@ -1,4 +1,4 @@
-"""What a model is built of, in words by which two models can be compared."""
+"""The layers of a model in words, so that two models can be compared."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def describe(geometry: Geometry) -> str:
 def first_difference(
     first: Mapping[str, str], second: Mapping[str, str], mine: str = "the first", yours: str = "the second"
 ) -> str | None:
-    """The first layer in which two fingerprints differ, in words, or None where they are equal.
+    """The first layer in which two fingerprints differ, in words, or None if they are equal.
 
     >>> first_difference({"fc": "linear 4→2"}, {"fc": "linear 4→3"})
     "layer 'fc' is linear 4→2 in the first and linear 4→3 in the second"

@@ -22,7 +22,7 @@ def to_modules(factors: Factors | Sequence[Factors], geometry: Geometry, bias: T
     """Plain layers that compute what the dense layer with the kernel ``factors.to_dense()`` computes.
 
     A grouped layer takes one set of factors per group, all of one format with equal ranks. The bias, in the last
-    layer, may be there where the original had none. Device and dtype are those of the factors.
+    layer, may exist even if the original had none. Device and dtype are those of the factors.
 
     >>> from tensigma.linalg import Tucker2Factors
     >>> factors = Tucker2Factors(torch.ones(6, 2), torch.ones(2, 3, 3, 3), torch.ones(4, 3))
@@ -54,7 +54,7 @@ def to_layer(kernels: Tensor, geometry: Geometry, bias: Tensor | None = None) ->
     layer.weight = nn.Parameter(weight.clone(memory_format=torch.contiguous_format))
     if bias is not None:
         if bias.shape != (geometry.out_channels,):
-            raise InputError(f"a bias of shape {tuple(bias.shape)} came; this layer takes ({geometry.out_channels},)")
+            raise InputError(f"got a bias of shape {tuple(bias.shape)}; this layer takes ({geometry.out_channels},)")
         layer.bias = nn.Parameter(bias.detach().to(weight, copy=True))
     return layer
 
@@ -88,7 +88,7 @@ def from_modules(modules: nn.Sequential, format: Format, geometry: Geometry) -> 
     """
     stages = format.stages(geometry)
     if len(modules) != len(stages):
-        raise InputError(f"{len(modules)} layers came; {format} has {len(stages)}: {', '.join(stages)}")
+        raise InputError(f"got {len(modules)} layers; {format} has {len(stages)}: {', '.join(stages)}")
     kernels = [
         to_kernels(module.weight.detach(), stage)  # type: ignore[operator]
         for module, stage in zip(modules, stages.values(), strict=True)
@@ -102,11 +102,11 @@ def _common_format(parts: tuple[Factors, ...], geometry: Geometry) -> Format:
     for format in formats:
         check(format, geometry)
     if len(parts) != geometry.groups:
-        raise InputError(f"factors for {len(parts)} groups came; the layer has groups={geometry.groups}")
+        raise InputError(f"got factors for {len(parts)} groups; the layer has groups={geometry.groups}")
     if len(formats) != 1:
         listed = ", ".join(sorted(map(str, formats)))
-        raise InputError(f"the groups of a layer share one format with equal ranks; {listed} came")
+        raise InputError(f"the groups of a layer share one format with equal ranks; got {listed}")
     if shapes != {geometry.kernel_shape}:
         listed = ", ".join(sorted(map(str, shapes)))
-        raise InputError(f"factors of a kernel {listed} came; this layer has {geometry.kernel_shape} per group")
+        raise InputError(f"got factors of a kernel {listed}; this layer has {geometry.kernel_shape} per group")
     return formats.pop()

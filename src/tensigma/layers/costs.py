@@ -30,7 +30,7 @@ def cost(
     """The cost of a layer in ``format`` (None: dense) for one sample of spatial size ``input_size``.
 
     For Linear, ``input_size`` is the leading shape after the batch, usually empty. ``bias`` says whether the
-    compressed layer has one, where that differs from the original.
+    compressed layer has one, if that differs from the original.
 
     >>> from torch import nn
     >>> from tensigma.layers import SVDFormat

@@ -48,12 +48,10 @@ class Format(ABC, Generic[FactorsT]):
             value = getattr(self, field.name)
             if field.name.startswith("rank"):
                 if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                    raise RankError(
-                        f"{type(self).__name__}: {field.name}={value!r} came; give an integer of at least 1"
-                    )
+                    raise RankError(f"{type(self).__name__}: got {field.name}={value!r}; give an integer of at least 1")
             elif field.default is not MISSING and type(value) is not type(field.default):
                 expected = type(field.default).__name__
-                raise InputError(f"{type(self).__name__}: {field.name}={value!r} came; give a {expected}")
+                raise InputError(f"{type(self).__name__}: got {field.name}={value!r}; give a {expected}")
 
     @classmethod
     def rank_names(cls) -> tuple[str, ...]:
@@ -79,7 +77,7 @@ class Format(ABC, Generic[FactorsT]):
     def of(cls, factors: FactorsT) -> Self:
         """The format of ``factors``, ranks included.
 
-        By default each field is read from the attribute of the same name. Override it where the factors use other
+        By default each field is read from the attribute of the same name. Override it if the factors use other
         names.
         """
         return cls(**{field.name: getattr(factors, field.name) for field in fields(cls)})
@@ -87,7 +85,7 @@ class Format(ABC, Generic[FactorsT]):
     @classmethod
     @abstractmethod
     def why_not(cls, geometry: Geometry) -> str | None:
-        """Why this format cannot replace a layer of this geometry, or None where it can.
+        """Why this format cannot replace a layer of this geometry, or None if it can.
 
         A good reason names a way out, for example ``"…; use method='tucker2' for it"``.
         """
@@ -113,7 +111,7 @@ class Format(ABC, Generic[FactorsT]):
     def guesses(cls, names: Sequence[str], stages: Sequence[Geometry]) -> Iterator[Compressed]:
         """What layers with these names and geometries would be, if they are of this format.
 
-        Yield nothing where the names are not those of the stages. The caller checks each guess by computing its stages,
+        Yield nothing if the names are not those of the stages. The caller checks each guess by computing its stages,
         and ignores UnsupportedLayer and ValueError raised here.
         """
 
@@ -128,7 +126,7 @@ class Compressed:
 
 
 def check(format: Format, geometry: Geometry) -> None:
-    """Raise :class:`UnsupportedLayer` where ``format`` cannot replace a layer of this geometry."""
+    """Raise :class:`UnsupportedLayer` if ``format`` cannot replace a layer of this geometry."""
     reason = format.why_not(geometry)
     if reason is not None:
         raise UnsupportedLayer(reason)
@@ -143,8 +141,8 @@ FORMATS: Mapping[str, type[Format]] = MappingProxyType(_registered)
 def register_format(format_type: FormatT) -> FormatT:
     """Add a format to :data:`FORMATS`; usable as a class decorator, above ``@dataclass(frozen=True)``.
 
-    Raises :class:`InputError` where the class is not a complete format, or where its name or its class of factors is
-    taken by another format.
+    Raises :class:`InputError` if the class is not a complete format, or if its name or its class of factors is taken by
+    another format.
     """
     _check_definition(format_type)
     for other in FORMATS.values():
@@ -161,7 +159,7 @@ def register_format(format_type: FormatT) -> FormatT:
 
 def _check_definition(format_type: type) -> None:
     if not (isinstance(format_type, type) and issubclass(format_type, Format)):
-        raise InputError(f"{format_type!r} came; register_format takes a subclass of tensigma.layers.Format")
+        raise InputError(f"got {format_type!r}; register_format takes a subclass of tensigma.layers.Format")
     path = _path(format_type)
     if "__dataclass_fields__" not in vars(format_type):
         raise InputError(f"{path} is not a dataclass; put @dataclass(frozen=True) below @register_format")
@@ -206,8 +204,8 @@ def format_of(factors: Factors) -> Format:
     for factors_type in type(factors).__mro__:
         if factors_type in by_factors:
             return by_factors[factors_type].of(factors)
-    known = ", ".join(factors_type.__name__ for factors_type in by_factors)
-    raise InputError(f"{type(factors).__name__} came; formats are registered for {known}")
+    registered = ", ".join(factors_type.__name__ for factors_type in by_factors)
+    raise InputError(f"got {type(factors).__name__}; formats are registered for {registered}")
 
 
 def format_to_json(format: Format) -> dict[str, Any]:
@@ -229,21 +227,21 @@ def format_from_json(entry: Any) -> Format:
     Tucker2Format(rank_out=4, rank_in=3)
     """
     if not isinstance(entry, dict):
-        raise StoreError(f"{entry!r} came for a format; expected an object with 'format' and 'ranks'")
+        raise StoreError(f"got {entry!r} for a format; expected an object with 'format' and 'ranks'")
     name, ranks = entry.get("format"), entry.get("ranks")
     format_type = FORMATS.get(name) if isinstance(name, str) else None
     if format_type is None:
         raise StoreError(f"format {name!r} is unknown; known formats are {', '.join(FORMATS)}")
     rank_names, variant_names = format_type.rank_names(), format_type.variant_names()
     if not isinstance(ranks, list) or len(ranks) != len(rank_names):
-        raise StoreError(f"ranks {ranks!r} came for format {name!r}; expected a list of {', '.join(rank_names)}")
+        raise StoreError(f"got ranks {ranks!r} for format {name!r}; expected a list of {', '.join(rank_names)}")
     variant = {key: value for key, value in entry.items() if key not in _ENTRY_KEYS}
     if "joint" not in variant_names and variant.get("joint") is False:
         del variant["joint"]  # version 0.1 wrote it for every format
     for key, value in variant.items():
         if key not in variant_names:
-            known = ", ".join(variant_names) or "none"
-            raise StoreError(f"variant {key}={value!r} is unknown to format {name!r}; known variants: {known}")
+            accepted = ", ".join(variant_names) or "none"
+            raise StoreError(f"variant {key}={value!r} is unknown to format {name!r}; known variants: {accepted}")
     try:
         return format_type(**dict(zip(rank_names, ranks, strict=True)), **variant)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""Kernels in the orientation the solvers take, and the layers whose kernel is not free to be replaced."""
+"""Kernels in the orientation the solvers take, and why some layers cannot be compressed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensigma.layers.geometry import TARGETS, Geometry
 
 
 def kernels_of(module: nn.Module) -> tuple[Tensor, ...]:
-    """The kernels of the groups of a layer, each (t/groups, s/groups, *taps); one kernel where it is not grouped.
+    """The kernels of the groups of a layer, each (t/groups, s/groups, *taps); one kernel if it is not grouped.
 
     >>> [tuple(kernel.shape) for kernel in kernels_of(nn.Conv1d(4, 6, 3, groups=2))]
     [(3, 2, 3), (3, 2, 3)]
@@ -30,12 +30,12 @@ def to_weight(kernels: Tensor, geometry: Geometry) -> Tensor:
     """The inverse of :func:`to_kernels`: one kernel per group as a layer stores them."""
     expected = (geometry.groups, *geometry.kernel_shape)
     if tuple(kernels.shape) != expected:
-        raise InputError(f"kernels of shape {tuple(kernels.shape)} came; this layer takes {expected}")
+        raise InputError(f"got kernels of shape {tuple(kernels.shape)}; this layer takes {expected}")
     return (kernels.transpose(1, 2) if geometry.kind == "conv_transpose" else kernels).flatten(0, 1)
 
 
 def why_not(module: nn.Module, format: Format | type[Format] | None = None) -> str | None:
-    """Why a layer cannot be compressed (into ``format``, where one is given), or None where it can.
+    """Why a layer cannot be compressed (into ``format``, if given), or None if it can.
 
     Reasons that need the whole model, such as tied weights, come from :func:`tensigma.layers.find_layers`.
 

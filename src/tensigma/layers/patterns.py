@@ -10,7 +10,7 @@ from tensigma.errors import InputError
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a layer is meant by ``pattern``: its very name, or a shell pattern.
+    """Whether ``pattern`` is the name of a layer, or a shell pattern that matches it.
 
     >>> matches("layer4.0.conv1", "layer4.*"), matches("features[0]", "features[0]"), matches("fc", "conv*")
     (True, True, False)
@@ -19,20 +19,20 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def select(patterns: str | Sequence[str], names: Iterable[str], what: str) -> set[str]:
-    """The names that some pattern means; a pattern that means nothing is refused, for it is a slip of the pen.
+    """The names that match some pattern; raises if a pattern matches nothing, which is probably a typo.
 
     >>> sorted(select(["conv*", "fc"], ["conv1", "conv2", "fc", "pool"], what="layers"))
     ['conv1', 'conv2', 'fc']
     """
-    known = list(names)
+    candidates = list(names)
     chosen: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        found = [name for name in known if matches(name, pattern)]
-        if not found:
-            close = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4) or known[:3]
+        matched = [name for name in candidates if matches(name, pattern)]
+        if not matched:
+            close = difflib.get_close_matches(pattern, candidates, n=3, cutoff=0.4) or candidates[:3]
             raise InputError(
-                f"no layer is called {pattern!r} (from {{{what}}}); near it are {', '.join(close) or 'none at all'}",
+                f"no layer is called {pattern!r} (from {{{what}}}); similar names: {', '.join(close) or 'none'}",
                 parameters=(what,),
             )
-        chosen.update(found)
+        chosen.update(matched)
     return chosen

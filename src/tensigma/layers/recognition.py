@@ -66,7 +66,7 @@ def find_compressed(model: nn.Module) -> dict[str, Compressed]:
 def original_fingerprint(model: nn.Module, compressed: Collection[str] | None = None) -> dict[str, str]:
     """Name → geometry in words of every layer, with compressed layers described as they were.
 
-    ``compressed`` names the layers to treat as compressed, where they are known; by default all that look compressed.
+    ``compressed`` names the layers to treat as compressed, if known; by default all that look compressed.
 
     >>> from tensigma.layers import SVDFormat, empty_modules
     >>> small = nn.Sequential(empty_modules(SVDFormat(2), Geometry.of(nn.Linear(8, 4))), nn.ReLU(), nn.Linear(4, 2))

@@ -1,4 +1,4 @@
-"""Layers of a model by name: which there are, which must be left alone and why, and putting others in their place."""
+"""Layers of a model by name: find them, say which must stay and why, and replace others."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Layer:
     module: nn.Module = field(repr=False)
     #: None for subclasses, whose meaning is unknown.
     geometry: Geometry | None = field(repr=False)
-    #: Why the layer must stay as it is, or None where it may be compressed.
+    #: Why the layer must stay as it is, or None if it may be compressed.
     reason: str | None = None
 
     def why_not(self, format: Format | type[Format]) -> str | None:
-        """Why the layer cannot take ``format``, or None where it can."""
+        """Why the layer cannot take ``format``, or None if it can."""
         return self.reason or why_not(self.module, format)
 
 
@@ -88,7 +88,7 @@ def _reason(
 
 
 def replace_(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
-    """Put ``modules`` in the place of the layers of these names, in ``model`` itself.
+    """Replace the layers of these names by ``modules``, in ``model`` itself.
 
     Each takes over from the layer it replaces: device, dtype, training mode, ``requires_grad`` and memory format.
     All names are checked before anything is changed.
@@ -98,17 +98,17 @@ def replace_(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
     >>> model[0].training, model[0][1].bias.requires_grad
     (False, False)
     """
-    known = dict(model.named_modules(remove_duplicate=False))
+    current = dict(model.named_modules(remove_duplicate=False))
     for name in modules:
         if not name:
             raise InputError("the model itself cannot be replaced by name; wrap it in nn.Sequential")
-        if name not in known:
-            close = difflib.get_close_matches(name, known) or list(known)[1:4]
-            raise InputError(f"the model has no module {name!r}; near it are {', '.join(close)}")
+        if name not in current:
+            close = difflib.get_close_matches(name, current) or list(current)[1:4]
+            raise InputError(f"the model has no module {name!r}; similar names: {', '.join(close)}")
     for name, new in modules.items():
         parent_name, _, attribute = name.rpartition(".")
-        _take_over_(new, known[name])
-        # Not from `known`: an outer module may have been replaced a moment ago.
+        _take_over_(new, current[name])
+        # Not from `current`: an outer module may have been replaced a moment ago.
         setattr(model.get_submodule(parent_name), attribute, new)
 
 

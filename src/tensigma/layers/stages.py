@@ -1,4 +1,4 @@
-"""Helpers for writing formats: parts of a layer, the layer that parts came from, and common reasons to refuse one."""
+"""Helpers for writing formats: parts of a layer, the layer that parts come from, and common reasons to refuse one."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def joined(axes: Sequence[int], stages: Sequence[Geometry]) -> Geometry:
     n_spatial = whole.n_spatial
     if any(stage.n_spatial != n_spatial for stage in stages) or not set(axes) <= set(range(n_spatial)):
         counts = [stage.n_spatial for stage in stages]
-        raise InputError(f"axes {list(axes)} came for stages with {counts} spatial axes; these cannot be joined")
+        raise InputError(f"got axes {list(axes)} for stages with {counts} spatial axes; these cannot be joined")
     for axis, stage in zip(axes[1:], stages[1:], strict=True):
 
         def put(into: tuple[int, ...], source: tuple[int, ...], axis: int = axis) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ def joined(axes: Sequence[int], stages: Sequence[Geometry]) -> Geometry:
 
 
 def axis_groups(kernel_size: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Spatial axes grouped by the layer that carries them where every axis with taps gets a layer of its own.
+    """Spatial axes grouped by the layer that carries them, if every axis with taps gets a layer of its own.
 
     The first axis of each group has the taps. Axes with one tap join the first group: they need no layer, but their
     stride and padding must be applied somewhere.
@@ -135,7 +135,7 @@ def depthwise_reason(geometry: Geometry) -> str | None:
 
 
 def two_axes_reason(title: str, geometry: Geometry) -> str | None:
-    """Why a format that treats height and width apart cannot replace the layer; None where it can.
+    """Why a format that treats height and width apart cannot replace the layer; None if it can.
 
     Such a format takes ordinary convolutions with two spatial axes and more than one tap on both. ``title`` is what the
     message calls the format.
