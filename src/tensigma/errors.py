@@ -1,4 +1,4 @@
-"""Everything Tensigma raises or warns about, in one tree."""
+"""All errors and warnings of Tensigma, in one hierarchy."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Self
 class TensigmaError(Exception):
     """Root of all errors raised by Tensigma.
 
-    A message that names arguments of the function that was called writes them in braces and lists them as
-    ``parameters``. Whoever shows the error decides how they are spelt: ``stats=`` in Python, ``--stats`` on the command
-    line. A parameter may come with the value to pass.
+    A message that names arguments of the called function puts them in braces and lists them in ``parameters``. The code
+    that shows the error decides how to spell them: ``stats=`` in Python, ``--stats`` on the command line. A parameter
+    may include the value to pass.
 
     >>> error = TensigmaError("give {stats}, or pass {check}", parameters=("stats", "check=False"))
     >>> str(error), error.worded(lambda parameter: f"--{parameter}")
@@ -23,7 +23,7 @@ class TensigmaError(Exception):
         self.message, self.parameters = message, tuple(parameters)
 
     def worded(self, spelt: Callable[[str], str]) -> str:
-        """The message with parameters as ``spelt`` writes their names."""
+        """The message with each parameter name as ``spelt`` writes it."""
         text = self.message
         for parameter in self.parameters:
             name = parameter.partition("=")[0]
@@ -31,7 +31,7 @@ class TensigmaError(Exception):
         return text
 
     def prefixed(self, prefix: str) -> Self:
-        """The same error with something in front, such as the name of the layer it is about."""
+        """The same error with ``prefix`` in front, such as the name of the layer it is about."""
         return type(self)(prefix + self.message, parameters=self.parameters)
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class NotPSDError(InputError):
 
 
 class UnsupportedLayer(TensigmaError):
-    """A layer that the requested format cannot carry."""
+    """The requested format cannot represent a layer."""
 
 
 class StoreError(TensigmaError):
@@ -64,12 +64,12 @@ class ExportError(TensigmaError):
 
 
 class MissingExtra(TensigmaError, ImportError):
-    """An optional dependency is needed; the message names the extra that brings it."""
+    """An optional dependency is needed; the message names the extra to install."""
 
 
 class NumericalWarning(UserWarning):
-    """A result is right but was reached with more regularisation than usual."""
+    """A result is correct but needed more regularisation than usual."""
 
 
 class CalibrationWarning(UserWarning):
-    """Statistics were gathered, but something about them deserves a look."""
+    """Statistics were gathered, but something about them should be checked."""

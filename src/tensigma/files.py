@@ -1,4 +1,4 @@
-"""Files and folders that are complete or not there at all."""
+"""Files and folders that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensigma.errors import StoreError
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
-    """A new file beside ``target`` that takes its place when the block ends well, and disappears otherwise.
+    """A new file beside ``target`` that replaces it if the block succeeds, and is removed otherwise.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -28,7 +28,7 @@ def whole_file(target: Path) -> Iterator[Path]:
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     try:
         yield partial
-        # Some writers make files for their owner alone; these are to be as open as any other file of the user's.
+        # Some writers create files that only their owner can read; this one gets the usual permissions.
         partial.chmod(target.stat().st_mode & 0o777 if target.exists() else _usual_mode())
         partial.replace(target)
     except (OSError, SafetensorError) as error:
@@ -40,8 +40,8 @@ def whole_file(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(target: Path, *, force: bool, is_ours: Callable[[Path], bool]) -> Iterator[Path]:
-    """The same for a folder. What exists is kept unless ``force`` is given, and what is not ours is never touched; an
-    empty folder is no loss."""
+    """The same for a folder. One that holds anything is replaced only with ``force``, and only if ``is_ours`` accepts
+    it."""
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise StoreError(f"{target} exists and is not a folder; choose another name")
     if target.exists() and any(target.iterdir()):
@@ -67,7 +67,7 @@ def whole_folder(target: Path, *, force: bool, is_ours: Callable[[Path], bool]) 
 
 
 def _usual_mode() -> int:
-    """What a new file may be used for, by the user's umask; it can be read only by setting it."""
+    """The permissions of a new file under the user's umask, which can be read only by setting it."""
     umask = os.umask(0o077)
     os.umask(umask)
     return 0o666 & ~umask
@@ -81,7 +81,7 @@ def _take_place(partial: Path, target: Path) -> None:
     if not target.exists():
         partial.rename(target)
         return
-    # A folder cannot be replaced in one step; the old one waits beside it until the new one is in place.
+    # A folder cannot be replaced in one step, so the old one is moved aside until the new one is in place.
     old = target.parent / f".{target.name}.old-{os.getpid()}"
     shutil.rmtree(old, ignore_errors=True)
     target.rename(old)
@@ -94,7 +94,7 @@ def _take_place(partial: Path, target: Path) -> None:
 
 
 def _sweep(target: Path) -> None:
-    """Remove what killed processes left of earlier attempts at the same folder."""
+    """Remove what killed processes left behind when writing the same folder."""
     for leftover in target.parent.glob(f".{target.name}.partial-*"):
         process = leftover.name.rpartition("-")[2]
         if process.isdigit() and (int(process) == os.getpid() or not _is_alive(int(process))):

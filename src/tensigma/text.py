@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int] = (0,)) -> str:
-    """Columns as wide as they need to be; those in ``left`` are aligned left, numbers right. No trailing blanks.
+    """Columns as wide as needed; those in ``left`` are left-aligned, all others right-aligned. No trailing spaces.
 
     >>> print(table(["layer", "params"], [["conv1", "432"], ["fc", "10,250"]]))
     layer  params
@@ -25,10 +25,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequenc
 
 
 def count(number: int | None) -> str:
-    """A whole number with thousands apart; a dash where it is not known."""
+    """A whole number with thousands separators; a dash if unknown."""
     return "–" if number is None else f"{number:,}"
 
 
 def share(number: float | None) -> str:
-    """An error as a number with three places; a dash where it is not known."""
+    """An error with three decimals; a dash if unknown."""
     return "–" if number is None else f"{number:.3f}"

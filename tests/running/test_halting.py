@@ -113,12 +113,12 @@ class Ways(nn.Module):
 def test_batches_that_take_another_way_are_noticed() -> None:
     model, ones = Ways(), torch.ones(2, 4)
     with halted_passes(model, numbered([ones, -ones]), ["one", "two"], after=False) as passes:
-        with pytest.raises(OutOfOrder, match="came to layer 'two', where another came to layer 'one'"):
+        with pytest.raises(OutOfOrder, match="a batch reached layer 'two', another one layer 'one'"):
             passes.advance("one")
     with halted_passes(model, numbered([ones]), ["one", "two"], after=False) as passes:
         passes.advance("one")
         passes.advance("two")
-        with pytest.raises(OutOfOrder, match="came to its end"):
+        with pytest.raises(OutOfOrder, match="a batch reached its end"):
             passes.advance("one")
 
 

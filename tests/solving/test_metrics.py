@@ -77,7 +77,7 @@ def test_rows_of_wide_layers_serve_as_they_are() -> None:
 
 def test_statistics_of_another_layer_are_refused() -> None:
     stats = LayerStats.from_rows(torch.randn(10, 4))
-    with pytest.raises(InputError, match="1 × 4 features came; the layer has 1 × 27"):
+    with pytest.raises(InputError, match="got statistics of 1 × 4 features; the layer has 1 × 27"):
         gram_metrics(Geometry.of(nn.Conv2d(3, 4, 3)), stats)
     with pytest.raises(InputError, match="shape of its input"):
         gram_metrics(Geometry.of(nn.ConvTranspose2d(4, 4, 3)), stats)

@@ -186,7 +186,7 @@ def test_modules_that_are_handed_out_belong_to_the_caller(tmp_path: Path) -> Non
 
 def test_a_folder_that_cannot_be_made_or_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StoreError, match=r"cache .*file cannot be made"):
+    with pytest.raises(StoreError, match=r"cache .*file cannot be created"):
         Solutions(tmp_path / "file")
 
     def fail(*args: Any, **keywords: Any) -> None:

@@ -1,4 +1,4 @@
-"""Statistics of BatchNorm layers, taken anew from data without labels."""
+"""Re-estimating the statistics of BatchNorm layers from data without labels."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tensigma.running import Batches, borrowed, run
 
 
 def reestimate_bn_(model: nn.Module, batches: Any, *, input: str | int | None = None) -> int:
-    """Replace running means and variances of ``model`` by averages over ``batches``; gives the number of layers.
+    """Replace running means and variances of ``model`` by averages over ``batches``; returns the number of layers.
 
-    Layers that no batch reaches, such as those of heads for training alone, stay as they are.
+    Layers that no batch reaches, such as those of heads used only in training, stay as they are.
 
-    Everything else runs as in evaluation, so dropout and the like do not disturb. All layers are estimated in one
-    pass, each on what the layers before it make of a batch with that batch's own statistics, as in training.
+    All other modules run in evaluation mode, so that dropout does not interfere. All layers are estimated in one pass:
+    as in training, the layers before each one normalise a batch with that batch's own statistics.
 
     >>> model = nn.Sequential(nn.BatchNorm1d(2))
     >>> reestimate_bn_(model, [torch.tensor([[1.0, 5.0], [3.0, 5.0]])]), model[0].running_mean.tolist()
@@ -44,12 +44,12 @@ def reestimate_bn_(model: nn.Module, batches: Any, *, input: str | int | None = 
                 layer.momentum = None  # the plain average over batches
                 layer.train()
             for batch in data:
-                # One sample has no variance of its own where a map has one position.
+                # A single sample has no variance if its map has one position.
                 if len(batch) > 1:
                     run(model, batch)
             reached = {name for name, layer in layers.items() if int(layer.num_batches_tracked or 0)}
             if not reached:
-                raise InputError("no batch of at least two samples reached a BatchNorm layer, so none is re-estimated")
+                raise InputError("no batch of at least two samples reached a BatchNorm layer; pass larger batches")
             for name in sorted(reached):
                 _check_finite(name, layers[name])
             unchanged -= reached
@@ -65,6 +65,6 @@ def _check_finite(name: str, layer: _BatchNorm) -> None:
     for statistic in ("running_mean", "running_var"):
         if not getattr(layer, statistic).isfinite().all():
             raise InputError(
-                f"{statistic} of {name or 'the model'} would not be finite, so no layer is re-estimated; look for"
-                " samples of the data that are not finite"
+                f"{statistic} of {name or 'the model'} would not be finite, so no layer is re-estimated; check"
+                " the data for values that are not finite"
             )

@@ -31,11 +31,11 @@ from tensigma.planning import (
     prepare,
     spectra_data,
 )
-from tensigma.running import Batches, Wanted, is_one_shot, rank_and_size, reporter
+from tensigma.running import Batches, Wanted, check_together, is_one_shot, rank_and_size, reporter
 from tensigma.solving import Solution, jobs_for, run_shared
 
-# Sequential fitting runs both networks over the data once for each layer. Unless asked for, it takes as many samples as
-# these multiply-adds allow, within limits: fewer say too little, and beyond the most little is gained.
+# Sequential fitting may run both networks over the data once per layer. Under "auto" it takes as many samples as these
+# multiply-adds allow, within limits: fewer tell too little, and more gain little.
 _AUTO_MACS, _AUTO_FEWEST, _AUTO_MOST = 20e12, 128, 1_000
 
 
@@ -56,38 +56,38 @@ def compress(
     cache: str | os.PathLike[str] | None = None,
     workers: int | None = None,
 ) -> tuple[nn.Module, Report]:
-    """A smaller copy of ``model``, made of plain layers, and a report of what was done. ``model`` stays as it is.
+    """A smaller copy of ``model``, made of plain layers, and a report of what was done. ``model`` is not changed.
 
-    With a :class:`~tensigma.Plan` it is carried out; with batches and a ``budget`` (or a ``recipe``) the model is
-    calibrated on them, planned and compressed in one go.
+    A :class:`~tensigma.Plan` is carried out. With batches and a ``budget`` (or a ``recipe``) the model is calibrated on
+    them, planned and compressed in one call.
 
     Args:
         model: Any module.
         plan_or_batches: A plan, or batches as :func:`tensigma.calibrate` takes them.
-        stats: What calibration gathered; not needed where all norms of the plan are ``"frobenius"``.
+        stats: Statistics from :func:`tensigma.calibrate`; not needed if all norms of the plan are ``"frobenius"``.
         budget: For the one-call form: what may remain, as :func:`tensigma.plan` takes it.
-        recipe: The same with everything else that decides a plan: ranks by a rule, method, norm, layers and so on.
-        data: Batches, of which labels are never read, for what a plan and its statistics cannot do alone: calibration
-            where ``stats`` is missing, and the three options below. In the one-call form they are the batches; under
-            ``Drop``, which may count right answers by their labels, they are the held-out batches that it is searched
-            on, in place of every fifth of the batches, from the second on.
-        sequential: Fit each layer on inputs from the layers already compressed, towards the outputs of the original.
-            Both networks run over the data once for each layer. ``"auto"`` does so, on up to 1,000 samples, wherever
-            ``data`` is at hand, can be read again, and the norm is ``"centred"`` or ``"sigma"``; not for a plan made by
-            ``Drop``, whose search has judged layers fitted independently.
-        refine: Afterwards train the small model to answer like the original, without labels: the number of samples to
-            pass through it, or a :class:`~tensigma.Refine`.
-        reestimate_bn: Afterwards take the statistics of BatchNorm layers anew from ``data``.
-        input: The entry or position of the model's input in a batch.
+        recipe: Instead of ``budget``, everything that decides a plan: ranks by a rule, method, norm, layers and so on.
+        data: Batches for calibration if ``stats`` is missing, and for the three options below; labels are not read. In
+            the one-call form the batches serve by default. Under ``Drop`` they are instead the held-out batches that
+            the search runs on, by default every fifth of the batches, from the second on; it may read their labels.
+        sequential: Fit each layer on its inputs in the network compressed so far, towards the outputs of the original.
+            Both networks run over the data once, or once per layer if some layer is called several times or not always
+            in the same order. ``"auto"`` does so, on up to 1,000 samples, if ``data`` can be read again and the norm is
+            ``"centred"`` or ``"sigma"``; not for a plan made by ``Drop``, whose search measured layers fitted
+            independently.
+        refine: Then train the small model to answer like the original, without labels: the number of samples to pass
+            through it, or a :class:`~tensigma.Refine`.
+        reestimate_bn: Then re-estimate the statistics of BatchNorm layers on ``data``.
+        input: The key or position of the model's input in a batch.
         check: Refuse statistics and plans that were made for other weights than those of ``model``.
         progress: True for lines in the log, or a function that is called with a
             :class:`~tensigma.solving.CompressionProgress` after each layer, while refining with a
             :class:`~tensigma.compression.RefinementProgress`, and with what calibration and planning report.
-        cache: A folder of solutions. What is found there is not solved again, so a killed run resumes.
-        workers: How many small layers are solved side by side; as many as torch has threads by default.
+        cache: A folder for solutions. Those found there are not solved again, so a killed run can resume.
+        workers: How many small layers are solved in parallel; by default, the number of torch threads.
 
-    Under ``torchrun`` all processes call this with the same arguments; each solves its share, all return the same.
-    Layers are then fitted independently of each other.
+    Under ``torchrun`` all processes call this with the same arguments; each solves its share, and all return the same
+    model. Layers are then fitted independently of each other.
 
     >>> import torch
     >>> import tensigma as ts
@@ -100,50 +100,36 @@ def compress(
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise InputError(f"workers is a whole number of at least 1, got {workers!r}")
     if isinstance(plan_or_batches, Plan):
-        plan, fit_data = plan_or_batches, data
         if budget is not None or recipe is not None:
             raise InputError(
-                "a plan decides all that {budget} and {recipe} would; give batches instead of a plan",
+                "a plan decides all that {budget} and {recipe} would; pass batches instead of a plan",
                 parameters=("budget", "recipe"),
             )
-        plan.check_model(model, weights=check)
-        stats = _stats_for(plan, model, stats, data, input=input, check=check, progress=progress)
+        plan, fit_data = plan_or_batches, data
+        check_together(lambda: _check_model(plan, stats, model, weights=check))
+        stats = _stats_for(plan, model, stats, data, input=input, progress=progress)
     else:
-        recipe = _recipe_of(budget, recipe)
-        prepared = prepare(
+        plan, stats, fit_data = _planned(
             model,
-            recipe,
+            _recipe_of(budget, recipe),
             stats=stats,
             batches=plan_or_batches,
-            trial_data=data,
+            data=data,
             input=input,
-            progress=progress,
             check=check,
+            progress=progress,
         )
-        stats = prepared.stats
-        plan = plan_prepared(model, recipe, prepared, input=input, progress=progress)
-        # Batches that a search was judged on must have no part in the model.
-        fit_data = data if data is not None and not isinstance(recipe.budget, Drop) else prepared.fit_data
     _check_data(fit_data, sequential=sequential, refine=refine, reestimate_bn=reestimate_bn)
     in_sequence = _in_sequence(plan, fit_data, sequential)
     solutions = plan.solutions if cache is None else plan.solutions.on_disk(cache)
+    report = reporter(progress)
     if in_sequence:
-        solved = fit_in_sequence(
-            model,
-            plan,
-            Batches(
-                fit_data,
-                input=input,
-                max_samples=_auto_samples(plan) if sequential == "auto" else None,
-                name="data",
-            ),
-            stats=stats,
-            solutions=solutions,
-            report=reporter(progress),
-        )
+        max_samples = _auto_samples(plan) if sequential == "auto" else None
+        batches = Batches(fit_data, input=input, max_samples=max_samples, name="data")
+        solved = fit_in_sequence(model, plan, batches, stats=stats, solutions=solutions, report=report)
     else:
         jobs = jobs_for(model, plan.treatments, stats)
-        solved = run_shared(jobs, solutions=solutions, keep=False, workers=workers, report=reporter(progress))
+        solved = run_shared(jobs, solutions=solutions, keep=False, workers=workers, report=report)
     small = copy.deepcopy(model)
     replace_(small, {name: solution.modules for name, (solution, _) in solved.items()})
     notes: dict[str, Any] = {"sequential": in_sequence}
@@ -180,11 +166,45 @@ def compress_(model: nn.Module, plan_or_batches: Any, stats: Calibration | None 
 def _recipe_of(budget: Budget | None, recipe: Recipe | None) -> Recipe:
     if (budget is None) == (recipe is None):
         raise InputError(
-            "batches came instead of a plan, so {budget} (such as Params(0.5)) or {recipe} (such as "
+            "got batches instead of a plan, so {budget} (such as Params(0.5)) or {recipe} (such as "
             "Recipe(ranks=VBMF(0.5))) is needed, and only one of them",
             parameters=("budget", "recipe"),
         )
     return Recipe(budget=budget) if recipe is None else recipe
+
+
+def _planned(
+    model: nn.Module,
+    recipe: Recipe,
+    *,
+    stats: Calibration | None,
+    batches: Any,
+    data: Any,
+    input: str | int | None,
+    check: bool,
+    progress: Wanted,
+) -> tuple[Plan, Calibration | None, Any]:
+    """A plan, the statistics it was made with, and the batches to fit layers on."""
+    prepared = prepare(
+        model,
+        recipe,
+        stats=stats,
+        batches=batches,
+        trial_data=data,
+        input=input,
+        progress=progress,
+        check=check,
+    )
+    plan = plan_prepared(model, recipe, prepared, input=input, progress=progress)
+    # Batches that a search was measured on must not influence the model.
+    fit_data = data if data is not None and not isinstance(recipe.budget, Drop) else prepared.fit_data
+    return plan, prepared.stats, fit_data
+
+
+def _check_model(plan: Plan, stats: Calibration | None, model: nn.Module, *, weights: bool) -> None:
+    plan.check_model(model, weights=weights)
+    if stats is not None:
+        stats.check_model(model, weights=weights)
 
 
 def _stats_for(
@@ -194,10 +214,9 @@ def _stats_for(
     data: Any,
     *,
     input: str | int | None,
-    check: bool,
     progress: Wanted,
 ) -> Calibration | None:
-    """The statistics that the norms of a plan need, gathered now where they are not given."""
+    """The statistics that the norms of a plan need, gathered now if they were not passed."""
     norms = [entry.norm for entry in plan.compressed if entry.norm.needs_stats]
     if stats is None and norms:
         if data is None:
@@ -208,45 +227,46 @@ def _stats_for(
             )
         fisher = next((norm.fisher for norm in norms if norm.fisher), None)
         stats = calibrate(model, data, fisher=fisher, input=input, progress=progress)
-    if stats is not None:
-        stats.check_model(model, weights=check)
     return stats
 
 
 def _check_data(data: Any, *, sequential: Any, refine: Any, reestimate_bn: bool) -> None:
     if sequential not in (True, False, "auto"):
         raise InputError(f"sequential={sequential!r} is unknown; choose True, False or 'auto'")
-    wanted = {"sequential=True": sequential is True, "refine=": refine is not None, "reestimate_bn=True": reestimate_bn}
-    asked = [wish for wish, is_wanted in wanted.items() if is_wanted]
-    if not asked:
+    switches = {
+        "sequential=True": sequential is True,
+        "refine=": refine is not None,
+        "reestimate_bn=True": reestimate_bn,
+    }
+    option = next((option for option, is_on in switches.items() if is_on), None)
+    if option is None:
         return
+    name = option.partition("=")[0]
     if data is None:
-        name = asked[0].partition("=")[0]
-        raise InputError(f"{{{name}}} needs {{data}} (batches without labels)", parameters=(asked[0], "data"))
-    Batches(data, name="data").check_rereadable(asked[0])
+        raise InputError(f"{{{name}}} needs {{data}} (batches without labels)", parameters=(option, "data"))
+    Batches(data, name="data").check_rereadable(option)
     if rank_and_size()[1] > 1:
-        name = asked[0].partition("=")[0]
-        raise InputError(f"{{{name}}} works in one process; run it without torchrun", parameters=(asked[0],))
+        raise InputError(f"{{{name}}} works only in one process; run it without torchrun", parameters=(option,))
 
 
-def _in_sequence(plan: Plan, data: Any, wish: bool | Literal["auto"]) -> bool:
+def _in_sequence(plan: Plan, data: Any, sequential: bool | Literal["auto"]) -> bool:
     """Whether layers are fitted one after the other."""
     unfit = [entry.norm.name for entry in plan.compressed if not entry.norm.needs_stats or entry.norm.weighs_entries]
-    if wish is True and unfit:
+    if sequential is True and unfit:
         raise InputError(
-            "{sequential} fits under a metric of the inputs, which {norm} does not have",
+            "{sequential} needs a metric of the inputs, which {norm} does not have",
             parameters=("sequential=True", f"norm={unfit[0]!r}"),
         )
-    if wish == "auto":
-        # A search has judged layers that were fitted independently, and what it promises holds for these.
+    if sequential == "auto":
+        # A search measured layers that were fitted independently, so its result holds only for those.
         if "drop" in plan.notes:
             return False
         return data is not None and not is_one_shot(data) and not unfit and rank_and_size()[1] == 1
-    return wish
+    return sequential
 
 
 def _auto_samples(plan: Plan) -> int:
-    """How many samples sequential fitting takes unless told."""
+    """How many samples sequential fitting takes under ``"auto"``."""
     passes = plan.before.macs * len(plan.compressed)
     return min(_AUTO_MOST, max(_AUTO_FEWEST, int(_AUTO_MACS / max(passes, 1))))
 

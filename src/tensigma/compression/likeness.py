@@ -1,4 +1,4 @@
-"""How far a small model is from the original: the loss that a refinement lowers."""
+"""The distance of a small model from the original: the loss that refinement lowers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.nn import functional
 
 from tensigma.running import floats_of
 
-#: A batch of few values may have next to no variance; so much of that of all samples is taken in its place.
+#: A batch of few values may have almost no variance; this share of the variance of all samples is its lower bound.
 _LEAST = 0.1
 
 
 class Likeness:
     """The distance of answers, and of the outputs of ``blocks``, between two models in evaluation mode.
 
-    Errors are relative to the variance of what is wanted in a batch, or to a share of that over ``probe`` where the
+    Errors are relative to the variance of the target in a batch, or to a share of its variance over ``probe`` if the
     batch has hardly any: one sample of a single number has none.
 
     >>> one, other = nn.Linear(2, 1), nn.Linear(2, 1)
@@ -44,32 +44,32 @@ class Likeness:
         self._least = self._variances(probe)
 
     def __call__(self, x: Tensor) -> Tensor:
-        answers, wanted = self._targets(x)
-        with _outputs(self._small, list(wanted)) as features:
-            outputs = floats_of(self._small(x))
-        pairs = enumerate(zip(outputs, answers, strict=True))
-        loss = torch.stack([self._distance(y, target, index) for index, (y, target) in pairs]).sum()
-        for name, target in wanted.items():
-            loss = loss + self._features / len(wanted) * self._relative(features[name], target, name)
+        target_answers, target_features = self._targets(x)
+        with _outputs(self._small, list(target_features)) as features:
+            answers = floats_of(self._small(x))
+        pairs = enumerate(zip(answers, target_answers, strict=True))
+        loss = torch.stack([self._distance(answer, target, index) for index, (answer, target) in pairs]).sum()
+        for name, target in target_features.items():
+            loss = loss + self._features / len(target_features) * self._relative(features[name], target, name)
         return loss
 
     @torch.no_grad()
     def value(self, x: Tensor) -> float:
-        """The same as a number, without gradients."""
+        """The loss as a number, without gradients."""
         return self(x).item()
 
     @torch.no_grad()
     def _targets(self, x: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
-        with _outputs(self._original, self._blocks) as wanted:
-            return floats_of(self._original(x)), wanted
+        with _outputs(self._original, self._blocks) as features:
+            return floats_of(self._original(x)), features
 
     def _variances(self, probe: Sequence[Tensor]) -> dict[int | str, float]:
-        """The least variance that each target is taken to have."""
+        """The lower bound of the variance of each target."""
         sums: dict[int | str, Tensor] = {}
         for x in probe:
-            answers, wanted = self._targets(x)
+            answers, features = self._targets(x)
             targets: dict[int | str, Tensor] = dict(enumerate(answers))
-            targets.update(wanted.items())
+            targets.update(features.items())
             for key, target in targets.items():
                 variance, mean = torch.var_mean(target.double(), correction=0)
                 moments = target.numel() * torch.stack([torch.ones_like(mean), mean, variance + mean.square()])
@@ -77,23 +77,23 @@ class Likeness:
                     sums[key] = sums[key] + moments if key in sums else moments
         return {key: _LEAST * float(square / n - (mean / n).square()) for key, (n, mean, square) in sums.items()}
 
-    def _distance(self, answer: Tensor, wanted: Tensor, key: int) -> Tensor:
+    def _distance(self, answer: Tensor, target: Tensor, key: int) -> Tensor:
         """Divergence of class probabilities for scores of (batch, classes), squared relative error for all else."""
-        if wanted.dim() == 2 and wanted.shape[1] > 1:
-            ours, theirs = ((scores / self._temperature).log_softmax(1) for scores in (answer, wanted))
+        if target.dim() == 2 and target.shape[1] > 1:
+            log_p, log_target = ((scores / self._temperature).log_softmax(1) for scores in (answer, target))
             # T² keeps gradients at the scale they have at T = 1.
-            return functional.kl_div(ours, theirs, reduction="batchmean", log_target=True) * self._temperature**2
-        return self._relative(answer, wanted, key)
+            return functional.kl_div(log_p, log_target, reduction="batchmean", log_target=True) * self._temperature**2
+        return self._relative(answer, target, key)
 
-    def _relative(self, answer: Tensor, wanted: Tensor, key: int | str) -> Tensor:
-        least = max(self._least.get(key, 0.0), torch.finfo(wanted.dtype).tiny)
-        variance = wanted.var() if wanted.numel() > 1 else wanted.new_zeros(())
-        return (answer - wanted).square().mean() / variance.clamp_min(least)
+    def _relative(self, output: Tensor, target: Tensor, key: int | str) -> Tensor:
+        least = max(self._least.get(key, 0.0), torch.finfo(target.dtype).tiny)
+        variance = target.var() if target.numel() > 1 else target.new_zeros(())
+        return (output - target).square().mean() / variance.clamp_min(least)
 
 
 @contextmanager
 def _outputs(model: nn.Module, names: list[str]) -> Iterator[dict[str, Tensor]]:
-    """The outputs of these modules in the calls inside, where they are tensors."""
+    """The outputs of these modules in calls inside the block, if they are tensors of real numbers."""
     outputs: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[..., None]:

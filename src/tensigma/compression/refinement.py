@@ -1,7 +1,7 @@
 """Refining a compressed model without labels: a few steps of an optimiser towards what the original computes.
 
-The loss has two parts: how far the answers are from those of the original, and how far the outputs of the blocks that
-hold compressed layers are. The second gives every layer a target of its own, near by, so that few steps go a long way.
+The loss has two parts: the distance of the answers from those of the original, and that of the outputs of the blocks
+that hold compressed layers. The second gives every layer a nearby target, so that few steps are enough.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from tensigma.compression.likeness import Likeness
 from tensigma.errors import InputError
 from tensigma.running import (
     Batches,
+    Listener,
     Progress,
     Wanted,
     borrowed,
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 #: Samples on which the loss is measured before and after.
 _PROBE = 1_000
-#: Steps of an optimiser are too small for these, and their gradients too large.
+#: Optimiser steps are too small for these, and gradients too large.
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -47,15 +48,15 @@ class Refine:
     20000
     """
 
-    #: Samples passed through the small model, those of all rounds over the data together.
+    #: Samples passed through the small model, summed over all rounds over the data.
     passes: int = 20_000
-    #: Where the learning rate of Adam is highest; it rises for a tenth of the steps and falls to 0 like a cosine.
+    #: Peak learning rate of Adam; it rises for a tenth of the steps and falls to 0 along a cosine.
     learning_rate: float = 3e-4
-    #: By which scores are divided before they are compared: more than 1 makes the lesser classes count more.
+    #: Scores are divided by this before they are compared; above 1, less likely classes count more.
     temperature: float = 4.0
-    #: Weight of the outputs of blocks beside the answers of the model.
+    #: Weight of the outputs of blocks relative to the answers of the model.
     features: float = 5.0
-    #: Longest gradient, so that one odd batch cannot undo a fit.
+    #: Largest norm of the gradient, so that one odd batch cannot undo a fit.
     clip: float = 1.0
     #: Applied to each batch before both models see it, such as a random flip; None for the batch as it is.
     augment: Callable[[Tensor], Tensor] | None = None
@@ -71,7 +72,7 @@ class Refine:
 
     @classmethod
     def of(cls, wish: int | Refine) -> Refine:
-        """The settings that a number of passes stands for."""
+        """The settings themselves, or those for a number of passes."""
         return wish if isinstance(wish, Refine) else cls(passes=wish)
 
 
@@ -102,13 +103,13 @@ def refine_(
     input: str | int | None = None,
     progress: Wanted = False,
 ) -> dict[str, Any]:
-    """Train the parameters of ``small`` in place until ``settings.passes`` samples have gone through; gives the facts.
+    """Train the parameters of ``small`` in place on ``settings.passes`` samples; returns settings and losses.
 
-    Both models run in evaluation mode: statistics of BatchNorm stay, its scales and shifts are trained. Parameters that
-    require no gradient stay too, unless none does, as in a model that was only meant to be run. ``blocks`` are names of
-    modules, in both models, whose outputs are compared. The loss on the first samples of the data, as they are, is
-    measured before and after: where it did not fall, ``small`` stays as it was. A step whose loss or gradient is not
-    finite is left out. Models in half precision are refined in single precision and rounded afterwards.
+    Both models run in evaluation mode: BatchNorm statistics stay, its scales and shifts are trained. Parameters that
+    require no gradient stay too, unless none does, as in a model meant only for inference. ``blocks`` are names of
+    modules, in both models, whose outputs are compared. The loss on the first samples of the data, not augmented, is
+    measured before and after: if it did not fall, ``small`` stays as it was. A step whose loss or gradient is not
+    finite is skipped. Models in half precision are refined in single precision and rounded afterwards.
     """
     if any(parameter.dtype in _HALVES for parameter in small.parameters()):
         single, reference = (copy.deepcopy(model).float() for model in (small, original))
@@ -119,49 +120,28 @@ def refine_(
     former = copy.deepcopy(small.state_dict())
     start = time.perf_counter()
     with borrowed(small), borrowed(original), kept_rng(), safe_backward(small):
-        # Kept, because data that is shuffled would give others the second time.
+        # Kept, because shuffled data would give other samples the second time.
         probe = list(_rounds(batches, min(_PROBE, settings.passes), input, device_of(small)))
         loss_of = Likeness(small, original, blocks, probe, temperature=settings.temperature, features=settings.features)
         losses = [loss_of.value(x) for x in probe]
-        judged = [x for x, loss in zip(probe, losses, strict=True) if math.isfinite(loss)]
-        before = _mean([loss for loss in losses if math.isfinite(loss)], judged)
+        measurable = [x for x, loss in zip(probe, losses, strict=True) if math.isfinite(loss)]
+        before = _mean([loss for loss in losses if math.isfinite(loss)], measurable)
         frozen = not any(parameter.requires_grad for parameter in small.parameters())
         parameters = [
             parameter.requires_grad_() for parameter in small.parameters() if frozen or parameter.requires_grad
         ]
-        optimizer = torch.optim.Adam(parameters, settings.learning_rate)
-        done = skipped = 0
-        for x in _rounds(batches, settings.passes, input, device_of(small)):
-            if settings.augment is not None:
-                x = settings.augment(x)
-            share = (done + len(x) / 2) / settings.passes
-            for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * _schedule(share)
-            loss = loss_of(x)
-            optimizer.zero_grad()
-            loss.backward()
-            length = nn.utils.clip_grad_norm_(parameters, settings.clip)
-            if math.isfinite(loss.item()) and math.isfinite(length.item()):
-                optimizer.step()
-            else:
-                skipped += len(x)
-            done += len(x)
-            report(
-                RefinementProgress(
-                    done=done, total=settings.passes, loss=loss.item(), seconds=time.perf_counter() - start
-                )
-            )
-        optimizer.zero_grad()
-        after = _mean([loss_of.value(x) for x in judged], judged)
-    kept = after < before  # false for a loss that is no longer a number, too
+        inputs = _rounds(batches, settings.passes, input, device_of(small))
+        done, skipped = _train_(parameters, loss_of, inputs, settings, report, start)
+        after = _mean([loss_of.value(x) for x in measurable], measurable)
+    kept = after < before  # False also for NaN
     if not kept:
         small.load_state_dict(former)
         logger.warning("refinement: the loss went from %.3g to %.3g, so the model is kept as it was", before, after)
     if skipped:
         logger.warning("refinement: %d of %d samples gave no finite loss or gradient", skipped, done)
-    facts = {key: value for key, value in asdict(settings).items() if key != "augment"}
+    plain_settings = {key: value for key, value in asdict(settings).items() if key != "augment"}
     return {
-        **facts,
+        **plain_settings,
         "augmented": settings.augment is not None,
         "loss_before": before if math.isfinite(before) else None,
         "loss_after": after if math.isfinite(after) else None,
@@ -171,8 +151,39 @@ def refine_(
     }
 
 
+def _train_(
+    parameters: list[Tensor],
+    loss_of: Likeness,
+    inputs: Iterable[Tensor],
+    settings: Refine,
+    report: Listener,
+    start: float,
+) -> tuple[int, int]:
+    """Train ``parameters``; returns the number of samples, and how many of them were skipped."""
+    optimizer = torch.optim.Adam(parameters, settings.learning_rate)
+    done = skipped = 0
+    for batch in inputs:
+        x = batch if settings.augment is None else settings.augment(batch)
+        share = (done + len(x) / 2) / settings.passes
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate * _schedule(share)
+        loss = loss_of(x)
+        optimizer.zero_grad()
+        loss.backward()
+        gradient_norm = nn.utils.clip_grad_norm_(parameters, settings.clip)
+        if math.isfinite(loss.item()) and math.isfinite(gradient_norm.item()):
+            optimizer.step()
+        else:
+            skipped += len(x)
+        done += len(x)
+        seconds = time.perf_counter() - start
+        report(RefinementProgress(done=done, total=settings.passes, loss=loss.item(), seconds=seconds))
+    optimizer.zero_grad()
+    return done, skipped
+
+
 def blocks_around(model: nn.Module, names: list[str]) -> list[str]:
-    """The modules that directly hold these layers, but for the model itself, in the order of the model.
+    """The modules that directly hold these layers, except the model itself, in the order of the model.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()))
     >>> blocks_around(model, ["0", "1.0"])
@@ -187,7 +198,7 @@ def _schedule(share: float) -> float:
 
 
 def _rounds(batches: Any, passes: int, key: str | int | None, device: torch.device | None) -> Iterator[Tensor]:
-    """Inputs, round after round over the data, until there were ``passes`` samples."""
+    """Inputs, in repeated rounds over the data, until there were ``passes`` samples."""
     done = 0
     while done < passes:
         for batch in Batches(batches, input=key, max_samples=passes - done, name="data"):
@@ -197,6 +208,6 @@ def _rounds(batches: Any, passes: int, key: str | int | None, device: torch.devi
 
 
 def _mean(losses: list[float], batches: list[Tensor]) -> float:
-    """Over samples; not a number where there are none."""
+    """The mean over samples; NaN without any."""
     samples = sum(map(len, batches))
     return sum(loss * len(x) for loss, x in zip(losses, batches, strict=True)) / samples if samples else math.nan

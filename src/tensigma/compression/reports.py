@@ -1,4 +1,4 @@
-"""What a compression did, layer by layer and in all: plain data."""
+"""What a compression did, layer by layer and in total, as plain data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class LayerReport:
-    """One layer: what it was, what it is, and how far its output is from what it was."""
+    """One layer before and after, and the error of its output."""
 
     name: str
     #: "dense" or the method that replaced the layer.
@@ -40,10 +40,10 @@ class LayerReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PageData:
-    """What only a report page needs beside the figures.
+    """Data that only a report page needs.
 
-    ``front`` holds all budgets of the plan, as :func:`~tensigma.planning.front_data` gives them, None where it knew
-    none; ``spectra`` how the error of each layer falls with its rank (:func:`~tensigma.planning.spectra_data`).
+    ``front`` holds all budgets of the plan (:func:`~tensigma.planning.front_data`), None for a plan without a front;
+    ``spectra`` holds how the error of each layer falls with its rank (:func:`~tensigma.planning.spectra_data`).
     """
 
     front: Mapping[str, Any] | None = None
@@ -52,9 +52,9 @@ class PageData:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Rows per layer, and totals of the whole model, untouched layers included.
+    """One row per layer, and totals of the whole model, unchanged layers included.
 
-    ``str(report)`` is a table; :meth:`to_json` gives plain data from which :meth:`from_json` makes an equal report.
+    ``str(report)`` is a table; :meth:`to_json` gives plain data from which :meth:`from_json` restores an equal report.
 
     >>> import torch
     >>> import tensigma as ts
@@ -74,17 +74,17 @@ class Report:
     #: Version of the library.
     library: str = ""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    #: What a page needs, or the function that computes it when a page or JSON is asked for.
+    #: Data for a page, or a function that computes it when a page or JSON is requested.
     page_data: PageData | Callable[[], PageData] = field(default_factory=PageData, repr=False, compare=False)
 
     @cached_property
     def page(self) -> PageData:
-        """What a page needs beside the figures, computed when it is first asked for."""
+        """Data that only a page needs, computed on first use."""
         return self.page_data() if callable(self.page_data) else self.page_data
 
     @property
     def front(self) -> Mapping[str, Any] | None:
-        """All budgets of the plan; None where it knew none."""
+        """All budgets of the plan; None for a plan without a front."""
         return self.page.front
 
     @property
@@ -97,7 +97,7 @@ class Report:
         return {f.name: getattr(self, f.name) for f in fields(self)} | {"page_data": self.page}
 
     def with_notes(self, **notes: Any) -> Report:
-        """The same report with more notes, or others in the place of those of the same name."""
+        """The same report with these notes added or replaced."""
         return replace(self, notes={**self.notes, **notes}, page_data=lambda: self.page)
 
     @property
@@ -127,7 +127,7 @@ class Report:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Report:
-        """The report that :meth:`to_json` was asked for.
+        """The inverse of :meth:`to_json`.
 
         >>> size = Size(params=10, macs=None, bytes=40)
         >>> report = Report(layers=(), before=size, after=size, seconds=1.0)
@@ -139,12 +139,12 @@ class Report:
         if data.get("version") != VERSION:
             raise StoreError(f"the report has version {data.get('version')}; this library reads version {VERSION}")
         try:
-            known = {f.name: data[f.name] for f in fields(cls) if f.name != "page_data"}
-            known["before"], known["after"] = Size(**data["before"]), Size(**data["after"])
-            known["layers"] = tuple(_layer(layer) for layer in data["layers"])
-            # The first reports had neither.
+            values = {f.name: data[f.name] for f in fields(cls) if f.name != "page_data"}
+            values["before"], values["after"] = Size(**data["before"]), Size(**data["after"])
+            values["layers"] = tuple(_layer(layer) for layer in data["layers"])
+            # The earliest reports have neither front nor spectra.
             page = PageData(front=data.get("front"), spectra=data.get("spectra", {}))
-            return cls(**known, page_data=page)
+            return cls(**values, page_data=page)
         except (KeyError, TypeError) as error:
             raise StoreError(f"the report is damaged: {error}") from None
 
@@ -200,10 +200,10 @@ def _pair(before: int | None, after: int | None, changed: bool) -> list[str]:
 
 
 def _layer(data: Mapping[str, Any]) -> LayerReport:
-    fields_of_layer = {
+    values = {
         **data,
         "ranks": None if data["ranks"] is None else tuple(data["ranks"]),
         "before": Size(**data["before"]),
         "after": Size(**data["after"]),
     }
-    return LayerReport(**fields_of_layer)
+    return LayerReport(**values)

@@ -1,16 +1,16 @@
-"""Fitting layer by layer: each on what reaches it through the layers before, towards what the original layer says.
+"""Fitting layer by layer: each on its inputs in the compressed network, towards the outputs of the original layer.
 
 Let x̃ be the input of a layer in the network compressed so far, and y the output of the original layer in the original
 network on the same sample. The dense layer that is best on x̃ is a ridge regression,
 
     M' = (Cov(y, x̃) + λM) (Cov(x̃) + λI)⁻¹,    b' = E[y] − M' E[x̃],
 
-and that layer, with the moments of x̃, is what is decomposed. It makes up for errors of the layers before as far as any
-layer can. λ pulls towards the weights that the layer has, which is what unexcited inputs keep.
+and that layer, with the moments of x̃, is what is decomposed. It compensates for errors of earlier layers as far as one
+layer can. λ pulls towards the original weights, which inputs without variance keep.
 
 One pass of each network over the data is enough: the passes of all batches halt at a layer, it is solved and replaced,
-and all go on. Networks that do not call each layer once and in the same order for every batch run over the data once
-for every layer instead.
+and all passes continue. Networks that do not call each layer once and in the same order for every batch run over the
+data once per layer instead.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from tensigma.solving import CompressionProgress, Job, Solution, Solutions, Trea
 
 logger = logging.getLogger(__name__)
 
-#: λ as a share of the mean variance of x̃, where rows abound.
+#: λ as a share of the mean variance of x̃, given enough rows.
 RIDGE = 1e-3
-#: With fewer rows for each column than this a regression would overfit, and λ grows with their lack.
+#: With fewer rows per column than this a regression would overfit, so λ grows as rows become fewer.
 _ENOUGH = 10
 _RIDGE_OF_FEW = 0.3
 #: Bytes that the live activations of the halted passes may take together.
 MEMORY = 2 * 10**9
 
-#: Inputs in the small network and outputs of the original, one of each for every call of a layer, and the samples.
-_Met = tuple[Sequence[Tensor], Sequence[Tensor], int]
+#: Inputs in the small network and outputs of the original, one of each per call of a layer, and the number of samples.
+_Activations = tuple[Sequence[Tensor], Sequence[Tensor], int]
 
 
 def fit_in_sequence(
@@ -69,24 +69,26 @@ def fit_in_sequence(
     memory: int = MEMORY,
     report: Listener = silent,
 ) -> dict[str, tuple[Solution, bool]]:
-    """Solutions of all compressed layers of ``plan``, found in the order in which ``model`` calls the layers.
+    """Solutions of all compressed layers of ``plan``, solved in the order in which ``model`` calls the layers.
 
     Both networks run over the data once, halting at every layer, with as many samples as keep the live activations of
     all halted passes within ``memory`` bytes. ``model`` stays as it is. Layers that some batches call more often than
     others, or not at all, are fitted to ``stats`` alone, before all others.
     """
-    batches.check_rereadable("sequential fitting (sequential=False does without)")
+    batches.check_rereadable("sequential fitting (sequential=False avoids it)")
     with borrowed(model), torch.no_grad():
         try:
             return _InOnePass(model, plan, stats, solutions or Solutions(), report, memory).fit(batches)
         except OutOfOrder as error:
-            logger.info("layers are not all called once and in one order, so the data is read for each: %s", error)
+            logger.info(
+                "not every layer is called once and in the same order, so the data is read once per layer: %s", error
+            )
         return _LayerByLayer(model, plan, stats, solutions or Solutions(), report).fit(batches)
 
 
 @dataclass
 class _Sequence:
-    """What both ways of fitting in sequence share: a small network that grows layer by layer."""
+    """Shared by both ways of fitting in sequence: a network that is compressed layer by layer."""
 
     model: nn.Module
     plan: Plan
@@ -101,16 +103,16 @@ class _Sequence:
         self._start = time.perf_counter()
 
     def fit_alone(self, names: Iterable[str]) -> None:
-        """Fit layers to their statistics, without regard to other layers."""
+        """Fit layers to their statistics, independently of other layers."""
         for name in names:
             layer_stats = _stats_of(name, self.stats)
             self._solve(name, self.model.get_submodule(name), layer_stats)
             self._replace(name)
 
-    def fit_to(self, name: str, met: Iterable[_Met]) -> None:
-        """Fit a layer to what it meets in both networks."""
+    def fit_to(self, name: str, activations: Iterable[_Activations]) -> None:
+        """Fit a layer to its activations in both networks."""
         layer, treatment = self.model.get_submodule(name), self.plan.treatments[name]
-        layer_stats, cross, output = pair_moments(name, layer, met)
+        layer_stats, cross, output = pair_moments(name, layer, activations)
         self._solve(name, target_layer(treatment, layer, layer_stats, cross, output), layer_stats)
 
     def result(self) -> dict[str, tuple[Solution, bool]]:
@@ -141,7 +143,7 @@ class _Sequence:
 
 @dataclass
 class _InOnePass(_Sequence):
-    """All passes halt at a layer; it is fitted, and they go on with it."""
+    """All passes halt at a layer, it is fitted, and they continue with its replacement."""
 
     memory: int = MEMORY
 
@@ -152,35 +154,33 @@ class _InOnePass(_Sequence):
         if any(count > 1 for count in calls.values()):
             raise OutOfOrder("some layers are called more than once")
         order = list(calls)
-        kept = self._kept(batches, first, order)
+        fit_batches = self._fit_batches(batches, first, order)
         self.fit_alone(name for name in names if name not in calls)
         with (
-            halted_passes(self.model, kept, order, after=True) as original,
-            halted_passes(self.small, kept, order, after=False) as small,
+            halted_passes(self.model, fit_batches, order, after=True) as original,
+            halted_passes(self.small, fit_batches, order, after=False) as small,
         ):
             for name in order:
                 unbias = _unbias(self.model.get_submodule(name))
                 outputs, inputs = original.advance(name), small.advance(name)
-                self.fit_to(
-                    name,
-                    (([x], [unbias(y)], len(batch)) for x, y, batch in zip(inputs, outputs, kept, strict=True)),
-                )
+                triples = zip(inputs, outputs, fit_batches, strict=True)
+                self.fit_to(name, (([x], [unbias(y)], len(batch)) for x, y, batch in triples))
                 small.substitute(name, self._substitute(name))
         return self.result()
 
-    def _kept(self, batches: Batches, first: Batch, order: Sequence[str]) -> list[Batch]:
+    def _fit_batches(self, batches: Batches, first: Batch, order: Sequence[str]) -> list[Batch]:
         """As many batches as memory allows, at least one."""
         per_sample = 2 * live_bytes(self.model, first, order) / len(first)
         most = max(len(first), int(self.memory / max(per_sample, 1)))
-        kept: list[Batch] = []
+        fit_batches: list[Batch] = []
         samples = 0
         for batch in batches:
-            if kept and samples + len(batch) > most:
-                logger.info("sequential fitting takes %d samples, which %d bytes allow", samples, self.memory)
+            if fit_batches and samples + len(batch) > most:
+                logger.info("sequential fitting uses %d samples, as many as fit in %d bytes", samples, self.memory)
                 break
-            kept.append(batch)
+            fit_batches.append(batch)
             samples += len(batch)
-        return kept
+        return fit_batches
 
     def _substitute(self, name: str) -> nn.Module:
         weight = self.small.get_submodule(name).weight
@@ -189,26 +189,26 @@ class _InOnePass(_Sequence):
 
 
 class _LayerByLayer(_Sequence):
-    """Both networks run over the data once for each layer, as far as that layer."""
+    """Both networks run over the data once per layer, up to that layer."""
 
     def fit(self, batches: Batches) -> dict[str, tuple[Solution, bool]]:
         names = list(self.plan.treatments)
         calls = call_counts(self.model, names, batches)
         self.fit_alone(name for name in names if name not in calls)
         for name, count in calls.items():
-            self.fit_to(name, self._met(name, count, batches))
+            self.fit_to(name, self._activations(name, count, batches))
             self._replace(name)
         return self.result()
 
-    def _met(self, name: str, calls: int, batches: Batches) -> Iterable[_Met]:
+    def _activations(self, name: str, calls: int, batches: Batches) -> Iterable[_Activations]:
         unbias = _unbias(self.model.get_submodule(name))
         for batch in batches:
-            outputs = _met(self.model, name, calls, batch, lambda _, output: unbias(output))
-            inputs = _met(self.small, name, calls, batch, lambda input, _: input)
+            outputs = _recorded(self.model, name, calls, batch, lambda _, output: unbias(output))
+            inputs = _recorded(self.small, name, calls, batch, lambda input, _: input)
             if len(inputs) != len(outputs):
                 raise InputError(
                     f"{name}: called {len(outputs)} times by the original and {len(inputs)} times by the compressed "
-                    "network on the same batch; such networks need {sequential}",
+                    "network on the same batch; pass {sequential} for such networks",
                     parameters=("sequential=False",),
                 )
             yield inputs, outputs, len(batch)
@@ -217,8 +217,8 @@ class _LayerByLayer(_Sequence):
 def _stats_of(name: str, stats: Mapping[str, LayerStats] | None) -> LayerStats:
     if stats is None or name not in stats:
         raise InputError(
-            f"{name}: not every batch calls this layer equally often, so it cannot be fitted in sequence, and there "
-            "are no statistics of it; give {stats}, or {sequential}",
+            f"{name}: not every batch calls this layer equally often, so it cannot be fitted in sequence, and it "
+            "has no statistics; pass {stats} or {sequential}",
             parameters=("stats", "sequential=False"),
         )
     return stats[name]
@@ -229,7 +229,7 @@ def target_layer(treatment: Treatment, layer: nn.Module, stats: LayerStats, cros
     the bias of the layer in y, and ``output`` E[y].
     """
     geometry = treatment.geometry
-    # For these the exact second moment of ũ is not at hand, so a regression would mix unlike things.
+    # For these the exact second moment of ũ is not known, so a regression would mix moments that do not match.
     if geometry.kind == "conv_transpose" or stats.rows is not None:
         return layer
     groups = geometry.groups
@@ -269,11 +269,11 @@ def ridge_share(n_rows: int, n_columns: int) -> float:
 
 
 class _Reached(Exception):
-    """The layer has been called; nothing behind it matters."""
+    """The layer has been called; the rest of the pass is not needed."""
 
 
 def _unbias(layer: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A function that takes the layer's bias off its output."""
+    """A function that subtracts the layer's bias from its output."""
     bias, n_spatial = layer.bias, Geometry.of(layer).n_spatial
     if not isinstance(bias, Tensor):
         return lambda output: output
@@ -281,7 +281,7 @@ def _unbias(layer: nn.Module) -> Callable[[Tensor], Tensor]:
     return lambda output: output - bias.reshape(shape)
 
 
-def pair_moments(name: str, layer: nn.Module, met: Iterable[_Met]) -> tuple[LayerStats, Tensor, Tensor]:
+def pair_moments(name: str, layer: nn.Module, activations: Iterable[_Activations]) -> tuple[LayerStats, Tensor, Tensor]:
     """Moments of x̃; E[y ũᵀ] in the shape of the weight; E[y], both without the bias of the layer."""
     geometry = Geometry.of(layer)
     moments = Moments(geometry, name=name)
@@ -289,7 +289,7 @@ def pair_moments(name: str, layer: nn.Module, met: Iterable[_Met]) -> tuple[Laye
     output: Tensor | float = 0.0
     rows = samples = 0
     shapes: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    for inputs, outputs, n_samples in met:
+    for inputs, outputs, n_samples in activations:
         samples += n_samples
         for u, y in zip(map(summable, inputs), map(summable, outputs), strict=True):
             moments.update(u)
@@ -305,17 +305,17 @@ def pair_moments(name: str, layer: nn.Module, met: Iterable[_Met]) -> tuple[Laye
     return stats, cross / rows, output / rows
 
 
-def _met(
+def _recorded(
     model: nn.Module, name: str, calls: int, batch: Batch, keep: Callable[[Tensor, Tensor], Tensor]
 ) -> list[Tensor]:
-    """What a layer meets in ``model``, one item for each call."""
-    met: list[Tensor] = []
+    """What ``keep`` takes of the input and output of a layer in ``model``, one item per call."""
+    recorded: list[Tensor] = []
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
         kept = keep(args[0] if args else kwargs["input"], result)
-        # What follows an earlier call may change its tensors in place before they are read.
-        met.append(kept if calls == 1 else kept.clone())
-        if len(met) == calls:
+        # Modules after an earlier call may change its tensors in place before they are read.
+        recorded.append(kept if calls == 1 else kept.clone())
+        if len(recorded) == calls:
             raise _Reached
 
     handle = model.get_submodule(name).register_forward_hook(hook, with_kwargs=True)
@@ -326,12 +326,12 @@ def _met(
         pass
     finally:
         handle.remove()
-    return met
+    return recorded
 
 
 def _products(layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Σ y ũᵀ over samples and positions, in the shape of the weight: what a backward pass computes for the weight."""
-    # Sums over all positions overflow half precision; and what inference mode has made takes part in no backward pass.
+    # Sums over all positions overflow half precision, and inference tensors cannot take part in a backward pass.
     dtype = torch.promote_types(x.dtype, torch.float32)
     x, y = (tensor.to(dtype).clone() if tensor.is_inference() else tensor.to(dtype) for tensor in (x, y))
     geometry = Geometry.of(layer)
@@ -367,7 +367,7 @@ def _weight_gradient(geometry: Geometry, x: Tensor, y: Tensor, weight: Tensor) -
 
 
 def call_counts(model: nn.Module, names: Sequence[str], batches: Iterable[Batch]) -> Mapping[str, int]:
-    """How often every batch calls each layer, in the order of first calls; without those for which that varies."""
+    """How often each batch calls each layer, in order of first calls; layers whose count varies are left out."""
     counts: dict[str, int] = {}
     common: dict[str, int] | None = None
 

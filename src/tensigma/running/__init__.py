@@ -18,7 +18,7 @@ from tensigma.running.halting import OutOfOrder, halted_passes, live_bytes
 from tensigma.running.holdout import Pair, Pairs, SetAside, hold_out, mixed
 from tensigma.running.onednn import safe_backward, safe_layout
 from tensigma.running.probe import Probe, UnlikeAnswers
-from tensigma.running.processes import common_device, everyone, process_group, rank_and_size, shard
+from tensigma.running.processes import check_together, common_device, everyone, process_group, rank_and_size, shard
 from tensigma.running.progress import Listener, Progress, Wanted, WeightedProgress, reporter, samples_per_second, silent
 from tensigma.running.tallies import Tally, alike, answered, right
 from tensigma.running.thread_count import threads
@@ -46,6 +46,7 @@ __all__ = [
     "alike",
     "answered",
     "borrowed",
+    "check_together",
     "class_labels",
     "common_device",
     "count_batches",

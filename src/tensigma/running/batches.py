@@ -1,4 +1,4 @@
-"""Batches of model inputs out of whatever people iterate over: tensors, tuples, dicts, several loaders in a row."""
+"""Batches of model inputs from any iterable: of tensors, tuples or dicts, or several loaders in a row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One batch: its place in the pass, the input of the model, and the item that it came in.
+    """One batch: its place in the pass, the input of the model, and the item that holds it.
 
     >>> batch = Batch(0, torch.zeros(2, 3), (torch.zeros(2, 3), torch.tensor([1, 0])))
     >>> len(batch), batch.labels
@@ -27,7 +27,7 @@ class Batch:
     index: int
     inputs: Tensor = field(repr=False)
     item: Any = field(repr=False)
-    #: Samples that the item holds, where some of them were cut off.
+    #: Samples in the item, if some of them were cut off.
     n_whole: int | None = None
 
     def __len__(self) -> int:
@@ -35,7 +35,7 @@ class Batch:
 
     @property
     def labels(self) -> Tensor | None:
-        """Class numbers, one for each input; None where the batch has none."""
+        """Class numbers, one per input; None if the batch has none."""
         labels = class_labels(self.item)
         if labels is None:
             return None
@@ -50,12 +50,12 @@ class Batches:
 
     Args:
         source: Any iterable of tensors, tuples (the first item is the input) or dicts, or a list of such iterables.
-        input: The entry or position of the model's input in a batch.
+        input: The key or position of the model's input in a batch.
         max_samples: Stop after this many samples, cutting the last batch.
-        name: What the caller calls the source, for messages.
-        allow_empty: Let a pass that meets no sample at all end like any other, instead of refusing it.
+        name: The name of the source in messages.
+        allow_empty: Accept a source without any sample instead of refusing it.
 
-    Batches without a sample are left out.
+    Empty batches are skipped.
 
     >>> batches = Batches([(torch.zeros(4, 3), torch.arange(4)), (torch.ones(4, 3), torch.arange(4))], max_samples=6)
     >>> [(batch.index, len(batch), batch.labels.tolist()) for batch in batches], len(batches)
@@ -99,15 +99,15 @@ class Batches:
 
     @property
     def n_batches(self) -> int | None:
-        """How many batches the source has, where that can be known without reading it."""
+        """How many batches the source has, if that can be known without reading it."""
         return count_batches(self.source)
 
     def check_rereadable(self, why: str) -> None:
-        """Refuse a source that can be read once; ``why`` says what reads it more than once."""
+        """Refuse a source that can be read only once; ``why`` names what reads it more than once."""
         if is_one_shot(self.source):
             raise InputError(
-                f"{why} reads {self.name} more than once, but it is a {type(self.source).__name__}, which can be read "
-                "once; pass a list, a DataLoader or another object whose iteration starts anew"
+                f"{why} reads {self.name} more than once, but it is a {type(self.source).__name__}, which can be "
+                "read only once; pass a list, a DataLoader or another object that can be iterated again"
             )
 
 
@@ -148,7 +148,7 @@ def iterate(batches: Any) -> Iterator[Any]:
 
 
 def count_batches(batches: Any) -> int | None:
-    """How many batches there will be, where that can be known without iterating."""
+    """How many batches there will be, if that can be known without iterating."""
     if isinstance(batches, tuple | list) and batches and not is_batch(batches[0]) and not isinstance(batches[0], str):
         counts = [count_batches(item) for item in batches]
         return None if None in counts else sum(c for c in counts if c is not None)
@@ -196,7 +196,7 @@ def input_of(batch: Any, key: str | int | None, index: int) -> Tensor:
 
 
 def _labels(item: Any) -> Any:
-    """What a batch holds in the place of labels; None where it has nothing there."""
+    """What a batch holds in place of labels; None if nothing."""
     if isinstance(item, Mapping):
         return next((item[key] for key in LABEL_KEYS if key in item), None)
     if isinstance(item, tuple | list) and len(item) > 1:
@@ -205,7 +205,7 @@ def _labels(item: Any) -> Any:
 
 
 def class_labels(item: Any) -> Tensor | None:
-    """Class numbers of a batch, or None where it has none.
+    """Class numbers of a batch; None if it has none.
 
     >>> class_labels((torch.zeros(2, 3), [1, 0])), class_labels(torch.zeros(2, 3))
     (tensor([1, 0]), None)
@@ -217,7 +217,7 @@ def class_labels(item: Any) -> Tensor | None:
 
 
 def target_labels(item: Any, index: int) -> Tensor:
-    """The labels of one batch, of any shape: the second item of a tuple, or the entry of a dict with such a name."""
+    """The labels of one batch, in any shape: second item of a tuple, or a dict entry under one of ``LABEL_KEYS``."""
     labels = _labels(item)
     if isinstance(labels, np.ndarray):
         labels = torch.from_numpy(labels)

@@ -1,4 +1,4 @@
-"""Borrowing a model: whatever happens inside, it is handed back as it was."""
+"""Using a model and restoring its state afterwards, also after an error."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def borrowed(model: nn.Module, device: torch.device | str | None = None) -> Iter
 
 @contextmanager
 def kept_rng() -> Iterator[None]:
-    """Leave the random number generators of torch, NumPy and Python as they were found."""
+    """Restore the random number generators of torch, NumPy and Python on exit."""
     state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    # Asking an unused GPU for its state would start it.
+    # Asking an unused GPU for its state would initialise it.
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
     try:
         yield
@@ -68,7 +68,7 @@ def seed_all(seed: int) -> None:
 
 
 def run(model: nn.Module, batch: Batch) -> Any:
-    """What ``model`` answers to a batch, on the model's own device; an error in its forward pass names the batch.
+    """The output of ``model`` for a batch, on the model's own device; an error in its forward pass names the batch.
 
     >>> run(nn.Linear(3, 2), Batch(0, torch.zeros(4, 3), None)).shape
     torch.Size([4, 2])
@@ -85,7 +85,7 @@ def run(model: nn.Module, batch: Batch) -> Any:
 
 
 def device_of(model: nn.Module) -> torch.device | None:
-    """Where the first parameter or buffer of ``model`` lives; None for a model without any."""
+    """The device of the first parameter or buffer of ``model``; None if it has none."""
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return None
@@ -95,6 +95,6 @@ def _refuse_many_devices(model: nn.Module) -> None:
     devices = {str(tensor.device) for tensor in (*model.parameters(), *model.buffers())}
     if len(devices) > 1:
         raise InputError(
-            f"the model is spread over {', '.join(sorted(devices))}; call calibrate without {{device}} to leave it so",
+            f"the model is spread over {', '.join(sorted(devices))}; call calibrate without {{device}} to keep it so",
             parameters=("device",),
         )

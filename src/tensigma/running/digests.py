@@ -14,7 +14,7 @@ _IDLE = "num_batches_tracked"
 
 
 class Digest:
-    """A hash that is fed piece by piece with tensors and plain data.
+    """A hash of tensors and plain data, added piece by piece.
 
     >>> Digest().add(torch.ones(2)).text == Digest().add(torch.ones(2)).text != Digest().add(torch.zeros(2)).text
     True
@@ -26,7 +26,7 @@ class Digest:
         self._hash = hashlib.blake2b(digest_size=size)
 
     def add(self, item: Any) -> Digest:
-        """Feed a tensor by dtype, shape and values, or anything else as JSON."""
+        """Add a tensor by dtype, shape and values, or anything else as JSON."""
         if isinstance(item, Tensor):
             # Not every memory layout can be read byte by byte, and the layout changes no value.
             plain = item.detach().cpu().contiguous()
@@ -38,12 +38,12 @@ class Digest:
 
     @property
     def text(self) -> str:
-        """The digest of everything fed so far."""
+        """The digest of everything added so far."""
         return self._hash.hexdigest()
 
 
 def weights_digest(model: nn.Module) -> str:
-    """All that decides what ``model`` computes in evaluation mode, by name: parameters and buffers.
+    """A digest of all that decides what ``model`` computes in evaluation mode: parameters and buffers, by name.
 
     Device, mode and memory format do not matter.
 

@@ -1,8 +1,8 @@
-"""Forward passes that halt at chosen layers, so that one pass over the data serves for work on every layer in turn.
+"""Forward passes that halt at chosen layers, so that one pass over the data is enough to work on every layer in turn.
 
-Each batch runs through the model in a thread of its own. Only one thread runs at a time: the controller hands it the
-baton and waits until it comes back, so that nothing depends on timing. A layer at which passes halt has its ``forward``
-replaced for as long as the block lasts; after a halt it may compute with other modules instead.
+Each batch runs through the model in its own thread. Only one thread runs at a time: the controller resumes it and waits
+until it halts again, so that nothing depends on timing. A layer at which passes halt has its ``forward`` replaced while
+the block runs; after a halt, another module may compute in its place.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class OutOfOrder(Exception):
 
 
 class _Cancelled(BaseException):
-    """The pass is over; nothing behind the layer matters. Not an Exception, which a model might catch."""
+    """Ends a pass at the layer where it halted. Not an Exception, which a model might catch."""
 
 
 class HaltedPasses:
-    """The passes of one model over several batches, all standing at the same layer."""
+    """The passes of one model over several batches, all halted at the same layer."""
 
     def __init__(self, model: nn.Module, batches: Sequence[Batch], *, after: bool) -> None:
         self._after = after
@@ -39,32 +39,32 @@ class HaltedPasses:
         self._passes = [_Pass(model, batch) for batch in batches]
 
     def advance(self, name: str) -> list[Tensor]:
-        """Let all passes go on to the layer ``name``; what each has there: its output or its input, batch by batch."""
+        """Run all passes on to the layer ``name``; returns its output or input in each pass, batch by batch."""
         values = []
-        for each in self._passes:
-            each.resume()
-            if each.place != name:
-                place = "to its end" if each.place is None else f"to layer {each.place!r}"
-                raise OutOfOrder(f"a batch came {place}, where another came to layer {name!r}")
-            assert each.value is not None
-            values.append(each.value)
+        for batch_pass in self._passes:
+            batch_pass.resume()
+            if batch_pass.place != name:
+                place = "its end" if batch_pass.place is None else f"layer {batch_pass.place!r}"
+                raise OutOfOrder(f"a batch reached {place}, another one layer {name!r}")
+            assert batch_pass.value is not None
+            values.append(batch_pass.value)
         return values
 
     def substitute(self, name: str, module: nn.Module) -> None:
-        """Let ``module`` compute what the layer ``name`` would have computed, from now on."""
+        """From now on, let ``module`` compute in place of the layer ``name``."""
         self._substitutes[name] = module
 
     def cancel(self) -> None:
         """End all passes where they stand."""
-        for each in self._passes:
-            each.cancel()
+        for batch_pass in self._passes:
+            batch_pass.cancel()
 
     def station(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """What a layer at which passes halt computes."""
+        """The ``forward`` of a layer at which passes halt."""
 
         def halting(*args: Any, **kwargs: Any) -> Any:
-            current = next((each for each in self._passes if each.is_current), None)
-            if current is None:  # somebody else calls the model in the meantime
+            current = next((batch_pass for batch_pass in self._passes if batch_pass.is_current), None)
+            if current is None:  # called by other code in the meantime
                 return forward(*args, **kwargs)
             if self._after:
                 output = forward(*args, **kwargs)
@@ -124,7 +124,7 @@ class _Pass:
         self._go.acquire()
         try:
             if not self._cancelled:
-                # Gradient mode belongs to a thread.
+                # Gradient mode is set per thread.
                 with torch.no_grad():
                     run(model, batch)
         except _Cancelled:
@@ -168,7 +168,7 @@ def halted_passes(
 
 
 class _LiveTensors(TorchDispatchMode):
-    """Keeps weak references to everything that is computed inside."""
+    """Keeps weak references to all tensors computed inside."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Parts of the data that are kept away from the rest: batches to judge plans by, samples to validate training with."""
+"""Held-out parts of the data: batches to measure plans on, samples to validate training with."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tensigma.errors import InputError
 from tensigma.running.batches import Batches, count_batches, is_one_shot, iterate
 from tensigma.running.digests import Digest
 
-#: Inputs and labels, None where there are none.
+#: Inputs and labels; labels are None if there are none.
 Pair = tuple[Tensor, Tensor | None]
-# Of so many batches in a row the second is set aside, so that two batches are enough.
+# Of every five batches in a row the second is held out, so that two batches are enough.
 _EVERY, _WHICH = 5, 1
 
 
@@ -42,25 +42,25 @@ class SetAside:
 
     @property
     def name(self) -> str:
-        """What the batches are called in results: held out or not, all of them had a part in what was made."""
+        """The name of the batches in results, which all of them influenced, held out or not."""
         return str(getattr(self._batches, "name", "batches"))
 
     @property
     def held(self) -> list[Any]:
-        """What the first pass kept; the pass is made now where there has been none."""
+        """The batches kept by the first pass, which runs now if there has been none."""
         if not self._held:
             for _ in self:
                 pass
         if not self._held:
             raise InputError(
-                "every fifth batch is held out, from the second on, and there was no second one; give smaller batches, "
-                "or held-out data of their own"
+                "every fifth batch is held out, from the second on, but there was no second one; pass smaller batches, "
+                "or separate held-out data"
             )
         return self._held
 
     def __iter__(self) -> Iterator[Any]:
         if self._held:
-            # A second pass, for whoever gathers in several: what is held out stays so only where the order is the same.
+            # A later pass, for callers that make several: batches stay held out only if the order is the same.
             yield from (batch for index, batch in enumerate(iterate(self._batches)) if index % _EVERY != _WHICH)
             return
         for index, batch in enumerate(iterate(self._batches)):
@@ -77,7 +77,7 @@ class SetAside:
 
 
 class Pairs:
-    """Inputs and labels (None where there are none) of all batches, epoch after epoch."""
+    """Inputs and labels (None if there are none) of all batches, epoch after epoch."""
 
     def __init__(self, batches: Any, key: str | int | None, name: str = "batches") -> None:
         self._batches = Batches(batches, input=key, name=name)
@@ -91,8 +91,8 @@ class Pairs:
 def hold_out(batches: Any, key: str | int | None, *, share: float, seed: int) -> tuple[Iterable[Pair], Iterable[Pair]]:
     """Training and validation samples of ``batches``: of every ``1 / share`` in a row, a random one is held out.
 
-    The samples of a plain DataLoader are told apart by their place in its data set, so that it may shuffle; those of
-    anything else by their place in the pass, which must not change.
+    The samples of a plain DataLoader are split by their place in its data set, so that it may shuffle; those of any
+    other source by their place in the pass, which must not change.
 
     >>> training, validation = hold_out([torch.arange(6.0), torch.arange(6.0, 10)], None, share=0.2, seed=0)
     >>> sorted(torch.cat([x for x, _ in training] + [x for x, _ in validation]).tolist()) == list(range(10))
@@ -102,10 +102,9 @@ def hold_out(batches: Any, key: str | int | None, *, share: float, seed: int) ->
     """
     if not 0 < share <= 0.5:
         raise InputError(
-            "got {validation_share}; give a share above 0 and up to 0.5, or {validation}",
+            "got {validation_share}; pass a share above 0 and up to 0.5, or {validation}",
             parameters=(f"validation_share={share!r}", "validation"),
         )
-    Pairs(batches, key)
     if isinstance(batches, DataLoader) and _is_plain(batches):
         n_samples = len(batches.dataset)  # type: ignore[arg-type]
         held = list(itertools.takewhile(lambda position: position < n_samples, _positions(share, seed)))
@@ -129,13 +128,13 @@ def mixed(batches: Iterable[Pair], count: int, generator: torch.Generator) -> It
         sizes = [len(x) for x, _ in group]
         order = torch.randperm(sum(sizes), generator=generator)
         inputs = torch.cat([x for x, _ in group])
-        labels = None if group[0][1] is None else torch.cat([own for _, own in group if own is not None])
+        labels = None if group[0][1] is None else torch.cat([part for _, part in group if part is not None])
         for chosen in order.split(sizes):
             yield inputs[chosen.to(inputs.device)], None if labels is None else labels[chosen.to(labels.device)]
 
 
 def _positions(share: float, seed: int) -> Iterator[int]:
-    """One random position in every ``1 / share``, for ever."""
+    """One random position in every ``1 / share``, without end."""
     generator = torch.Generator().manual_seed(seed)
     for block in itertools.count():
         first, end = math.floor(block / share), math.floor((block + 1) / share)
@@ -143,7 +142,7 @@ def _positions(share: float, seed: int) -> Iterator[int]:
 
 
 class _Split:
-    """Samples told apart by their place in the pass."""
+    """Samples split by their place in the pass."""
 
     def __init__(self, batches: Any, key: str | int | None, share: float, seed: int) -> None:
         self._pairs, self._share, self._seed = Pairs(batches, key), share, seed
@@ -151,24 +150,24 @@ class _Split:
 
     def run(self, *, held: bool) -> Iterator[Pair]:
         positions = _positions(self._share, self._seed)
-        following, passed = next(positions), 0
+        next_held, n_read = next(positions), 0
         digest = Digest()
         for x, labels in self._pairs:
             mask = torch.zeros(len(x), dtype=torch.bool)
-            while following < passed + len(x):
-                mask[following - passed] = True
-                following = next(positions)
-            passed += len(x)
+            while next_held < n_read + len(x):
+                mask[next_held - n_read] = True
+                next_held = next(positions)
+            n_read += len(x)
             if mask.any():
                 digest.add(x[mask.to(x.device)])
             chosen = mask if held else ~mask
             if chosen.any():
                 yield x[chosen.to(x.device)], None if labels is None else labels[chosen.to(labels.device)]
-        # Without this, a source that shuffles would train on the samples that judge it.
+        # Without this check, a source that shuffles would train on validation samples.
         if self._seen not in (None, digest.text):
             raise InputError(
                 "the batches changed, or had another order, in the second pass, so no part of them can be held out for "
-                "validation; give separate data as {validation}, or a DataLoader over a data set with __getitem__",
+                "validation; pass separate data as {validation}, or a DataLoader over a data set with __getitem__",
                 parameters=("validation",),
             )
         self._seen = digest.text
@@ -185,8 +184,8 @@ class _Side:
 
 
 def _is_plain(loader: DataLoader[Any]) -> bool:
-    """Whether a loader can be built again over a part of its data set, and gives the same there."""
-    # A class of its own may change batches on their way, which a loader built anew would not.
+    """Whether a loader built over a part of the data set would give the same samples."""
+    # A subclass may change batches, which the new loader would not.
     if type(loader) is not DataLoader or loader.batch_size is None or isinstance(loader.dataset, IterableDataset):
         return False
     sampler: Any = loader.sampler

@@ -54,7 +54,7 @@ def safe_layout(layer: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 @contextmanager
 def safe_backward(*models: nn.Module) -> Iterator[None]:
-    """Inside, the layers of ``models`` that are at risk compute in the contiguous layout; all others run as ever.
+    """Inside, the layers of ``models`` that are at risk compute in the contiguous layout; all others run as usual.
 
     Both the forward and the backward pass have to be inside. Parameters may be trained inside; on exit they have the
     strides that they had before. Layers are recognised by their class: a convolution that a model computes by
@@ -85,8 +85,8 @@ def _restore(parameter: nn.Parameter, before: Tensor) -> None:
     """Give ``parameter`` back the memory ``before``, filled with the values that it has now."""
     values = parameter.data
     if (values.shape, values.dtype, values.device) != (before.shape, before.dtype, before.device):
-        return  # Somebody converted the model inside; the old memory no longer fits.
-    # As a rule the memory is the same and only strides differ, in which case copy_ would complain of the overlap.
+        return  # The model was converted inside; the old memory no longer fits.
+    # As a rule the memory is the same and only strides differ, in which case copy_ would complain about the overlap.
     if values.data_ptr() != before.data_ptr():
         before.copy_(values)
     parameter.data = before

@@ -1,4 +1,4 @@
-"""How far the answers of a model are from the original's, on some samples that are kept for it."""
+"""How far the answers of a model are from the original's, on samples kept in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensigma.running.batches import Batch, Batches
 from tensigma.running.borrowing import borrowed, kept_rng, run
 from tensigma.running.tallies import answered
 
-# Samples are kept and run in pieces of at most so many, and no more of them than so many bytes, answers included.
+# The most samples in a piece, and the most bytes of all samples and answers.
 _PIECE, _BYTES = 64, 256 * 2**20
 
 
@@ -26,20 +26,20 @@ class UnlikeAnswers(Exception):
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """Some samples, and what the original answers to them."""
+    """Some samples, and the original's answers to them."""
 
     batch: Batch
-    wanted: list[Tensor]
+    answers: list[Tensor]
 
     @property
     def n_bytes(self) -> int:
-        return self.batch.inputs.nbytes + sum(tensor.nbytes for tensor in self.wanted)
+        return self.batch.inputs.nbytes + sum(tensor.nbytes for tensor in self.answers)
 
 
 class Probe:
-    """The first ``samples`` samples of ``batches``, in memory, with what ``original`` answers to them. No labels.
+    """The first ``samples`` samples of ``batches``, in memory, with the answers of ``original``. No labels.
 
-    There are fewer where the batches hold fewer, or where all of it would take more than 256 MiB.
+    There are fewer if the batches hold fewer, or if samples and answers would take more than 256 MiB.
 
     >>> model = nn.Linear(3, 4)
     >>> probe = Probe(model, [torch.randn(8, 3)], samples=5)
@@ -49,15 +49,15 @@ class Probe:
 
     def __init__(self, original: nn.Module, batches: Any, *, samples: int, input: str | int | None = None) -> None:
         self._pieces: list[_Piece] = []
-        # A loader that shuffles draws from the common generator.
+        # A loader that shuffles draws from the global generator.
         with kept_rng(), borrowed(original), torch.no_grad():
             self._read(original, batches, samples, input)
-        #: The variance of each answer that is no score, over all samples.
-        self._variances = _variances([piece.wanted for piece in self._pieces])
+        #: The variance of each answer over all samples.
+        self._variances = _variances([piece.answers for piece in self._pieces])
 
     def _read(self, original: nn.Module, batches: Any, samples: int, key: str | int | None) -> None:
         n_bytes = 0
-        # A stream that has ended gives nothing, and a probe of it is silent.
+        # A stream that has ended gives nothing; its probe is silent.
         for batch in Batches(batches, input=key, max_samples=samples, name="data", allow_empty=True):
             for inputs in batch.inputs.split(_PIECE):
                 # Copies, so that the rest of a large batch need not be kept.
@@ -81,10 +81,10 @@ class Probe:
     @property
     def is_silent(self) -> bool:
         """Whether there is nothing to compare: no samples, or no real numbers in the answers."""
-        return not any(piece.wanted for piece in self._pieces)
+        return not any(piece.answers for piece in self._pieces)
 
     def first(self, samples: int) -> Probe:
-        """The same with no more than so many samples, or those that were kept together with them.
+        """The same with as many of the first pieces as it takes to hold ``samples`` samples.
 
         >>> Probe(nn.Linear(3, 4), [torch.randn(8, 3)] * 4, samples=32).first(10).samples
         16
@@ -98,7 +98,7 @@ class Probe:
         return other
 
     def answers(self, model: nn.Module, batch: Batch) -> list[Tensor]:
-        """What ``model`` answers to ``batch``, as the answers of the original are kept: real numbers, in order."""
+        """The answers of ``model`` to ``batch``: tensors of real numbers, in order."""
         return floats_of(run(model, batch))
 
     def mixture(self, answers: Sequence[Tensor], generator: torch.Generator) -> Tensor:
@@ -124,24 +124,24 @@ class Probe:
         return torch.stack(parts).sum()
 
     def divergence(self, model: nn.Module) -> float:
-        """The mean over samples; infinite where ``model`` gives no number.
+        """The mean divergence over samples; infinite if it is not a finite number.
 
-        Answers of shape (batch, classes) are taken for scores, and the Kullback–Leibler divergence of the probabilities
-        counts; for all others it is the squared error relative to their variance. What the original does not answer
-        with a number is left out.
+        For answers of shape (batch, classes), taken as scores, it is the Kullback–Leibler divergence of the
+        probabilities; for all others, the squared error relative to their variance. Answers of the original that are
+        not finite are left out.
         """
         total = 0.0
         with borrowed(model), torch.no_grad():
             for piece in self._pieces:
                 answers = _answers(model, piece.batch)
-                shapes, wanted_shapes = ([tensor.shape for tensor in side] for side in (answers, piece.wanted))
-                if shapes != wanted_shapes:
-                    raise UnlikeAnswers(f"{[*map(tuple, shapes)]} in place of {[*map(tuple, wanted_shapes)]}")
-                for answer, wanted, variance in zip(answers, piece.wanted, self._variances, strict=True):
-                    if _are_scores(wanted):
-                        total += _score_distance(answer, wanted)
+                shapes, original_shapes = ([tensor.shape for tensor in side] for side in (answers, piece.answers))
+                if shapes != original_shapes:
+                    raise UnlikeAnswers(f"{[*map(tuple, shapes)]} in place of {[*map(tuple, original_shapes)]}")
+                for answer, original, variance in zip(answers, piece.answers, self._variances, strict=True):
+                    if _are_scores(original):
+                        total += _score_distance(answer, original)
                     else:
-                        total += _distance(answer, wanted, variance) * len(piece.batch)
+                        total += _distance(answer, original, variance) * len(piece.batch)
         return total / self.samples if math.isfinite(total) else math.inf
 
 
@@ -153,31 +153,31 @@ def _are_scores(answer: Tensor) -> bool:
     return answer.dim() == 2 and answer.shape[1] > 1
 
 
-def _score_distance(answer: Tensor, wanted: Tensor) -> float:
+def _score_distance(answer: Tensor, original: Tensor) -> float:
     """The divergence of class probabilities, summed over the samples that the original answers."""
-    sound = answered(wanted)
-    own, other = (scores[sound].double().log_softmax(1) for scores in (answer, wanted))
-    chances = other.exp()
+    rows = answered(original)
+    log_q, log_p = (scores[rows].double().log_softmax(1) for scores in (answer, original))
+    p = log_p.exp()
     # A class that the original rules out adds nothing.
-    return torch.where(chances > 0, chances * (other - own), 0.0).sum().item()
+    return torch.where(p > 0, p * (log_p - log_q), 0.0).sum().item()
 
 
-def _distance(answer: Tensor, wanted: Tensor, variance: float) -> float:
+def _distance(answer: Tensor, original: Tensor, variance: float) -> float:
     """The mean squared error relative to the variance."""
-    sound = wanted.isfinite()
-    if not sound.any():
+    finite = original.isfinite()
+    if not finite.any():
         return 0.0
-    return ((answer - wanted).double()[sound].square().mean() / variance).item()
+    return ((answer - original).double()[finite].square().mean() / variance).item()
 
 
 def _variances(pieces: list[list[Tensor]]) -> list[float]:
-    """Of each answer, over all pieces; 1 for one that never varies, whose errors are then absolute."""
+    """The variance of each answer over all pieces; 1 if it is constant, so that its errors are absolute."""
     if len({len(answers) for answers in pieces}) > 1:
         raise UnlikeAnswers("the number of answers changes from batch to batch")
     variances = []
     for answers in zip(*pieces, strict=True):
         values = torch.cat([answer.double().flatten() for answer in answers])
-        sound = values[values.isfinite()]
-        variance = sound.var(correction=0).item() if len(sound) else 0.0
+        finite = values[values.isfinite()]
+        variance = finite.var(correction=0).item() if len(finite) else 0.0
         variances.append(variance if variance > 0 else 1.0)
     return variances

@@ -1,9 +1,9 @@
-"""Several processes that work together under ``torchrun``: who is who, and each one's share of the data."""
+"""Several processes that work together under ``torchrun``: their ranks, and the share of the data of each."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count, islice
 from typing import Any
@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from tensigma.errors import TensigmaError
 from tensigma.running.batches import iterate
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Number of this process and how many there are: from torch.distributed, from torchrun's variables, or (0, 1)."""
+    """Rank of this process and number of processes: from torch.distributed, from torchrun's variables, or (0, 1)."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     if dist.is_available() and {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
@@ -31,10 +32,10 @@ class shard:
     """
 
     def __init__(self, batches: Any, *, rank: int | None = None, size: int | None = None) -> None:
-        own, many = rank_and_size()
+        own_rank, n_processes = rank_and_size()
         self.batches = batches
-        self.rank = own if rank is None else rank
-        self.size = many if size is None else size
+        self.rank = own_rank if rank is None else rank
+        self.size = n_processes if size is None else size
 
     def __iter__(self) -> Iterator[Any]:
         return islice(iterate(self.batches), self.rank, None, self.size)
@@ -42,7 +43,7 @@ class shard:
 
 @contextmanager
 def process_group(device: torch.device | None) -> Iterator[bool]:
-    """Whether several processes work together; a group that torchrun prepared is opened for as long as it is needed."""
+    """Whether several processes work together; under torchrun, their group is open inside the block."""
     _, size = rank_and_size()
     if size == 1:
         yield False
@@ -61,21 +62,40 @@ _openings = count()
 
 
 def _open(backend: str) -> None:
-    """A process group on torchrun's store, under a name of its own: addresses that an earlier group left there would be
-    taken for those of this one."""
+    """Open a process group on torchrun's store, under a new prefix: otherwise it would use the addresses that an
+    earlier group left there."""
     rank, size = rank_and_size()
     if not _stores:
         store, _, _ = next(iter(dist.rendezvous("env://")))
         _stores.append(store)
-    own = dist.PrefixStore(f"tensigma-{next(_openings)}", _stores[0])
-    dist.init_process_group(backend, store=own, rank=rank, world_size=size)
+    group_store = dist.PrefixStore(f"tensigma-{next(_openings)}", _stores[0])
+    dist.init_process_group(backend, store=group_store, rank=rank, world_size=size)
 
 
 def everyone(note: Any) -> list[Any]:
-    """The notes of all processes, in their order; each calls this inside :func:`process_group`."""
+    """The notes of all processes, by rank; each must call this inside :func:`process_group`."""
     notes: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(notes, note)
     return notes
+
+
+def check_together(check: Callable[[], None]) -> None:
+    """Run a check that may raise; under ``torchrun`` all processes call this, and if one fails, all raise."""
+    if rank_and_size()[1] == 1:
+        check()
+        return
+    failure: Exception | None = None
+    try:
+        check()
+    except Exception as error:  # on any error, the other processes must not wait forever
+        failure = error
+    with process_group(None):
+        notes = everyone(None if failure is None else f"{type(failure).__name__}: {failure}")
+    if failure is not None:
+        raise failure
+    for rank, text in enumerate(notes):
+        if text is not None:
+            raise TensigmaError(f"process {rank} of {len(notes)} failed: {text}")
 
 
 def common_device() -> torch.device:

@@ -1,4 +1,4 @@
-"""How far long work has come, and who is told."""
+"""The progress of long work, and how it is reported."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, ClassVar
 
 logger = logging.getLogger(__name__)
 
-#: What ``progress=`` takes everywhere: nothing, lines in the log, or a function of the caller's.
+#: What ``progress=`` takes everywhere: False for nothing, True for lines in the log, or a function to call.
 Wanted = bool | Callable[[Any], None]
-#: A function that is told where work stands.
+#: A function that is called with progress.
 Listener = Callable[[Any], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where long work stands: ``done`` of ``total`` steps, ``seconds`` after it began or was resumed.
+    """The state of long work: ``done`` of ``total`` steps, ``seconds`` after it began or was resumed.
 
-    ``str(progress)`` describes the step in a few words. Rooms derive their own kinds from it.
+    ``str(progress)`` describes the step in a few words. Each kind of work has its own subclass.
 
     >>> Progress(done=5, total=20, seconds=2.0).remaining
     6.0
@@ -29,7 +29,7 @@ class Progress:
     title: ClassVar[str] = "progress"
 
     done: float
-    #: None where the end is not known.
+    #: None if the end is unknown.
     total: float | None
     seconds: float = 0.0
     #: Steps that an earlier run had done.
@@ -42,7 +42,7 @@ class Progress:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds to go at the present rate, where the end is known."""
+        """Seconds to go at the present rate; None if unknown."""
         if self.total is None or self.done <= self.first:
             return None
         return self.seconds / (self.done - self.first) * (self.total - self.done)
@@ -53,7 +53,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedProgress(Progress):
-    """Steps that differ a thousandfold in length: ``work`` is the share of all operations, roughly counted.
+    """For steps that differ a thousandfold in length: ``work`` is a rough share of all operations.
 
     >>> WeightedProgress(done=1, total=4, work=0.1, seconds=2.0).remaining
     18.0
@@ -71,7 +71,7 @@ class WeightedProgress(Progress):
 
 
 def reporter(progress: Wanted) -> Listener:
-    """What to do with progress: nothing, a line of the log, or the caller's own function.
+    """The listener for ``progress``: one that does nothing, one that logs a line, or the caller's function.
 
     >>> reporter(print)("half done")
     half done
@@ -82,7 +82,7 @@ def reporter(progress: Wanted) -> Listener:
 
 
 def silent(state: Any) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 def _log(state: Any) -> None:
@@ -90,7 +90,7 @@ def _log(state: Any) -> None:
 
 
 def samples_per_second(samples: float, seconds: float) -> str:
-    """A rate in words.
+    """A rate as text.
 
     >>> samples_per_second(300, 2.0), samples_per_second(3, 2.0)
     ('150 samples/s', '1.5 samples/s')

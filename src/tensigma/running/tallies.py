@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def answered(scores: Tensor) -> Tensor:
-    """Which rows of scores are an answer: the largest is a finite number. Others may be −∞, as masks have it.
+    """Which rows of scores are an answer: the largest score is finite. Others may be −∞, as in masks.
 
     >>> import torch
     >>> answered(torch.tensor([[1.0, -torch.inf], [torch.nan, 2.0], [torch.inf, 0.0]])).tolist()
@@ -59,8 +59,8 @@ class Tally:
             self.hits += int(right(scores, target).sum())
             self.foreign += int(((target < 0) | (target >= self.classes)).sum())
             if self.many:
-                among = (scores.topk(5, 1).indices == target[:, None]).any(1)
-                self.hits5 += int((among & answered(scores)).sum())
+                in_top5 = (scores.topk(5, 1).indices == target[:, None]).any(1)
+                self.hits5 += int((in_top5 & answered(scores)).sum())
         if reference is not None:
             self.compared = True
             self.agreed += int(alike(scores, reference).sum())
@@ -72,7 +72,7 @@ class Tally:
 
     @property
     def top5(self) -> float | None:
-        """The share of labels among the first five; None where there are no more classes than that."""
+        """The share of labels among the first five; None if there are no more classes than that."""
         return self.hits5 / self.samples if self.labelled and self.many else None
 
     @property

@@ -1,4 +1,4 @@
-"""How many threads torch uses, for as long as a block lasts."""
+"""Setting the number of torch threads inside a block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times that were measured on this machine, kept on disk so that no shape is timed twice."""
+"""Times measured on this machine, kept on disk so that no shape is timed twice."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tensigma.running.timing import Chain, Runtime, measure
 
 FORMAT = "tensigma-timings"
 VERSION = 1
-#: Names the folder for whatever may be computed again.
+#: Environment variable that names the cache folder.
 VARIABLE = "TENSIGMA_CACHE"
 logger = logging.getLogger(__name__)
 
 
-def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
-    """Where times are kept: ``given``, the folder in ``$TENSIGMA_CACHE``, or the user's own cache folder.
+def cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:
+    """Where times are kept: ``folder``, the one in ``$TENSIGMA_CACHE``, or the user's own cache folder.
 
     >>> cache_folder("here").name
     'here'
     """
-    if given is not None:
-        return Path(given)
+    if folder is not None:
+        return Path(folder)
     if os.environ.get(VARIABLE):
         return Path(os.environ[VARIABLE])
     if sys.platform == "win32":
@@ -45,21 +45,21 @@ def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
 
 
 class TimeTable:
-    """Seconds of chains in one runtime on this machine. A file belongs to one machine, runtime and version of it."""
+    """Seconds of chains in one runtime on this machine. Each machine, runtime and version has its own file."""
 
     def __init__(self, runtime: Runtime, folder: str | os.PathLike[str] | None = None) -> None:
         self.runtime = runtime
         self.about = runtime.about()
         digest = hashlib.blake2b(json.dumps(self.about, sort_keys=True).encode(), digest_size=8).hexdigest()
         self.file = cache_folder(folder) / f"timings-{runtime.name}-{digest}.json"
-        self._known: dict[str, float] = self._read()
+        self._times: dict[str, float] = self._read()
 
     def lacks(self, chains: Sequence[Chain]) -> bool:
-        """Whether any of these chains has yet to be timed."""
-        return any(chain.key not in self._known for chain in chains)
+        """Whether any of these chains has not been timed yet."""
+        return any(chain.key not in self._times for chain in chains)
 
     def seconds(self, chains: Sequence[Chain]) -> list[float]:
-        """The times of chains; those that are not known are measured together and kept.
+        """The times of chains; missing ones are measured together and kept.
 
         Under ``torchrun`` the first process measures for all, so that all plan alike.
         """
@@ -69,14 +69,14 @@ class TimeTable:
         else:
             with process_group(None):
                 self._share(chains)
-        return [self._known[chain.key] for chain in chains]
+        return [self._times[chain.key] for chain in chains]
 
     def _learn(self, chains: Sequence[Chain]) -> None:
-        new = list({chain.key: chain for chain in chains if chain.key not in self._known}.values())
+        new = list({chain.key: chain for chain in chains if chain.key not in self._times}.values())
         if new:
-            found = dict(zip((chain.key for chain in new), measure(new, self.runtime), strict=True))
-            # What another process has written in the meantime is kept too.
-            self._known = {**self._read(), **self._known, **found}
+            measured = dict(zip((chain.key for chain in new), measure(new, self.runtime), strict=True))
+            # Another process may have written times in the meantime.
+            self._times = {**self._read(), **self._times, **measured}
             self._write()
 
     def _share(self, chains: Sequence[Chain]) -> None:
@@ -84,16 +84,16 @@ class TimeTable:
         if dist.get_rank() == 0:
             try:
                 self._learn(chains)
-                notes = [{chain.key: self._known[chain.key] for chain in chains}, None]
-            except Exception as error:  # whatever it is, the others must not wait for ever
+                notes = [{chain.key: self._times[chain.key] for chain in chains}, None]
+            except Exception as error:  # on any error, the other processes must not wait forever
                 notes = [None, error]
         dist.broadcast_object_list(notes, src=0)
         if notes[1] is not None:
             raise notes[1]
-        self._known.update(notes[0])
+        self._times.update(notes[0])
 
     def _read(self) -> dict[str, float]:
-        """What the file holds; nothing where it is missing, damaged or about something else."""
+        """The times in the file; none if it is missing, damaged or for another machine or runtime."""
         try:
             data = json.loads(self.file.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -108,11 +108,11 @@ class TimeTable:
         return {key: float(value) for key, value in seconds.items() if isinstance(value, int | float) and value > 0}
 
     def _write(self) -> None:
-        data = {"format": FORMAT, "version": VERSION, "about": self.about, "seconds": self._known}
+        data = {"format": FORMAT, "version": VERSION, "about": self.about, "seconds": self._times}
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(self.file) as partial:
                 partial.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         except (OSError, StoreError) as error:
-            # A folder that cannot be written costs time, not results.
+            # Without the file shapes are timed again; results do not depend on it.
             logger.warning("times are not kept: %s", error)

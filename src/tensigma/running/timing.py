@@ -22,13 +22,13 @@ from tensigma.running.thread_count import threads
 
 RUNTIMES = ("auto", "onnxruntime", "eager")
 _WARM_UP = 2
-# At least so many rounds, and more for as long as a group of chains has had less than its time.
+# The fewest rounds for a group of chains, the most, and the seconds after which no more are added.
 _ROUNDS, _MOST_ROUNDS, _SECONDS = 10, 60, 0.25
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Plain layers in a row and what goes into them: a layer as it is, or what stands in for it.
+    """Plain layers in a row and the size of their input: a dense layer, or the layers that replace it.
 
     >>> chain = Chain.of(Geometry.of(nn.Conv2d(8, 16, 3, padding=1, bias=False)), None, (14, 14))
     >>> chain.key, chain.macs
@@ -45,8 +45,8 @@ class Chain:
         cls, geometry: Geometry, format: Format | None, size: Sequence[int], *, batch: int = 1, bias: bool | None = None
     ) -> Chain:
         """The chain of a layer in ``format`` (None: dense)."""
-        own = geometry if bias is None else replace(geometry, bias=bias)
-        stages = (own,) if format is None else tuple(format.stages(own).values())
+        layer = geometry if bias is None else replace(geometry, bias=bias)
+        stages = (layer,) if format is None else tuple(format.stages(layer).values())
         return cls(stages, tuple(size), batch)
 
     @property
@@ -67,7 +67,7 @@ class Chain:
 
     @property
     def key(self) -> str:
-        """What its time depends on, in words."""
+        """All that its time depends on, as text."""
         return f"{'×'.join(map(str, (self.batch, *self.size)))} " + "; ".join(map(_words, self.stages))
 
 
@@ -88,7 +88,7 @@ class Runtime(ABC):
 
     @property
     def clock(self) -> Callable[[], float]:
-        """What measures it."""
+        """The clock to measure with."""
         return processor_clock()
 
     @abstractmethod
@@ -97,10 +97,10 @@ class Runtime(ABC):
 
     @abstractmethod
     def runner(self, chain: Chain) -> Callable[[], object]:
-        """A function that runs the chain once, random weights and inputs included."""
+        """A function that runs the chain once, with random weights and inputs."""
 
     def overhead(self) -> Callable[[], object] | None:
-        """What one call costs that a layer inside a network does not; None where it costs nothing."""
+        """A call that does next to nothing, whose time is subtracted from all others; None if calls cost nothing."""
         return None
 
 
@@ -114,7 +114,7 @@ class Eager(Runtime):
 
     @property
     def clock(self) -> Callable[[], float]:
-        # What another processor does takes none of this one's time.
+        # Work on another device takes no processor time.
         return processor_clock() if self.device.type == "cpu" else time.perf_counter
 
     def about(self) -> dict[str, str]:
@@ -171,14 +171,14 @@ def runtime_of(name: str, device: torch.device | None = None) -> Runtime:
     """The runtime of this name; ``"auto"`` is ONNX Runtime where it is installed and the model is on the CPU."""
     if name not in RUNTIMES:
         raise InputError(f"runtime {name!r} is unknown; choose one of {', '.join(map(repr, RUNTIMES))}")
-    there = find_spec("onnx") is not None and find_spec("onnxruntime") is not None
+    installed = find_spec("onnx") is not None and find_spec("onnxruntime") is not None
     on_cpu = device is None or device.type == "cpu"
-    return OnnxRuntime() if name == "onnxruntime" or (name == "auto" and there and on_cpu) else Eager(device)
+    return OnnxRuntime() if name == "onnxruntime" or (name == "auto" and installed and on_cpu) else Eager(device)
 
 
 def measure(chains: Sequence[Chain], runtime: Runtime) -> list[float]:
-    """Seconds for one batch of each chain: the minimum over rounds in which all take their turn, so that whatever else
-    the machine does meets all alike.
+    """Seconds for one batch of each chain: the minimum over rounds in which all take turns, so that other load on the
+    machine affects all alike.
 
     >>> few, many = (Chain.of(Geometry.of(nn.Linear(n, n)), None, ()) for n in (8, 512))
     >>> fast, slow = measure([few, many], Eager())
@@ -187,31 +187,31 @@ def measure(chains: Sequence[Chain], runtime: Runtime) -> list[float]:
     """
     with kept_rng(), torch.inference_mode(), threads(1):
         runners = [runtime.runner(chain) for chain in chains]
-        empty = runtime.overhead()
-        turns = runners if empty is None else [*runners, empty]
+        empty_call = runtime.overhead()
+        turns = runners if empty_call is None else [*runners, empty_call]
         best = [math.inf] * len(turns)
         clock = runtime.clock
         begin = time.perf_counter()
-        for turn in range(_WARM_UP + _MOST_ROUNDS):
+        for round_index in range(_WARM_UP + _MOST_ROUNDS):
             for index, run in enumerate(turns):
                 start = clock()
                 run()
-                if turn >= _WARM_UP:
+                if round_index >= _WARM_UP:
                     best[index] = min(best[index], clock() - start)
-            if turn + 1 >= _WARM_UP + _ROUNDS and time.perf_counter() - begin > _SECONDS:
+            if round_index + 1 >= _WARM_UP + _ROUNDS and time.perf_counter() - begin > _SECONDS:
                 break
-    if empty is None:
+    if empty_call is None:
         return best
-    *own, call = best
-    # What is left of the shortest is no more than noise, but it is never nothing.
-    return [max(seconds - call, 0.05 * seconds) for seconds in own]
+    *totals, overhead = best
+    # The difference may be no more than noise for the shortest chains, but a time must be above 0.
+    return [max(seconds - overhead, 0.05 * seconds) for seconds in totals]
 
 
 def processor_clock() -> Callable[[], float]:
-    """The time that this thread has had a processor for, where that is known finely enough.
+    """A clock of the processor time of this thread, or of wall time if that one is too coarse.
 
-    On a machine with other work, whoever runs longer than a slice of time is always interrupted; this clock does not
-    count how long.
+    On a busy machine, a thread that runs longer than a time slice is always interrupted; processor time does not count
+    the interruptions.
     """
     fine = time.get_clock_info("thread_time").resolution < 1e-6
     return time.thread_time if fine else time.perf_counter
@@ -220,15 +220,15 @@ def processor_clock() -> Callable[[], float]:
 def machine() -> dict[str, str]:
     """This machine, as far as times depend on it."""
     cpu = platform.processor()
-    facts = Path("/proc/cpuinfo")
-    if facts.exists():
-        lines = facts.read_text(encoding="utf-8", errors="replace").splitlines()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
         cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
     return {"system": platform.system(), "machine": platform.machine(), "cpu": cpu, "threads": "1"}
 
 
 def runtime_facts(runtime: Runtime) -> dict[str, Any]:
-    """What a plan notes about where its times are from."""
+    """What a plan records about the runtime that was timed."""
     return {key: value for key, value in runtime.about().items() if key not in ("system", "machine")}
 
 
@@ -253,7 +253,7 @@ def onnx_graph(chain: Chain) -> bytes:
 
 
 def _append(stage: Geometry, index: int, tensor: str, nodes: list[Any], weights: list[Any]) -> str:
-    """The nodes of one layer; returns the name of what comes out. Borders are zeros whatever the mode of padding."""
+    """Append the nodes of one layer; returns the name of its output. Padding is with zeros, whatever its mode."""
     from onnx import helper, numpy_helper
 
     def weight(name: str, *shape: int) -> str:

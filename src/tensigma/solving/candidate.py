@@ -26,7 +26,7 @@ class Candidate:
     method: Method
     norm: Norm
     stats: LayerStats | None = field(repr=False)
-    #: Spatial size of one input, or None where none has been seen.
+    #: Spatial size of one input; None if unknown.
     input_size: tuple[int, ...] | None = None
     #: How often a sample passes through the layer at that size.
     calls: float = 1.0
@@ -36,7 +36,7 @@ class Candidate:
 
     @cached_property
     def spectra(self) -> Spectra:
-        """Energies by direction under the norm, found when first asked for."""
+        """Energies by direction under the norm, computed on first use."""
         targets = self.norm.targets(self.geometry, self.stats)
         return Spectra.of(energy_views(self.kernels, targets), inputs=self.method.reads_inputs)
 
@@ -45,7 +45,7 @@ class Candidate:
         return self.method.energy_ranks(self.spectra, tail, self.geometry.kernel_shape)
 
     def cost(self, ranks: RankTuple | None) -> Cost:
-        """What the layer costs with these ranks (None: dense); MACs are 0 where its input size is not known."""
+        """What the layer costs with these ranks (None: dense); MACs are 0 if its input size is unknown."""
         return self.cost_in(None if ranks is None else self.method.format(ranks))
 
     def cost_in(self, format: Format | None) -> Cost:
@@ -65,7 +65,7 @@ def calls_of(geometry: Geometry, stats: LayerStats, input_size: tuple[int, ...])
     2.0
     """
     once = geometry.macs_from(input_size)
-    # Rows that were put together without a model know of no samples.
+    # Statistics built from plain rows do not know the number of samples.
     if stats.count == stats.samples or not once:
         return 1.0
     return stats.count * geometry.n_weights / (stats.samples * once)
@@ -79,6 +79,6 @@ def layer_cost(
     if input_size is not None:
         once = cost(format, geometry, input_size, bias=bias)
         return Cost(once.params, round(calls * once.macs))
-    # Parameters do not depend on the size; one that the kernel just fits into is safe to ask with.
+    # Parameters do not depend on the size, so the smallest input that the kernel fits into will do.
     size = tuple(d * (k - 1) + 1 for d, k in zip(geometry.dilation, geometry.kernel_size, strict=True))
     return Cost(cost(format, geometry, size, bias=bias).params, 0)

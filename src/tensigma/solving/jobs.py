@@ -1,4 +1,4 @@
-"""Solving many layers: small ones side by side, large ones one after the other with all threads."""
+"""Solving many layers: small ones in parallel, large ones in turn with all threads."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Job:
 
     @property
     def work(self) -> int:
-        """A rough count of operations, for sharing and for estimates of time."""
+        """A rough count of operations, for sharing out work and estimating time."""
         return work_of(self.geometry)
 
     def run(self, solutions: Solutions, *, keep: bool = True) -> tuple[Solution, bool]:
@@ -74,7 +74,8 @@ def jobs_for(
         layer_stats = None if stats is None else stats.get(name)
         if layer_stats is None and treatment.norm.needs_stats:
             raise InputError(
-                f"{name}: the plan's norm {treatment.norm.name!r} needs statistics, and calibration never reached it"
+                f"{name}: the plan's norm {treatment.norm.name!r} needs statistics of this layer, and there are none; "
+                "calibrate with data that reaches it"
             )
         jobs.append(Job(name, treatment, model.get_submodule(name), layer_stats))
     return jobs

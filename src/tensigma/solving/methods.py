@@ -1,6 +1,6 @@
 """Decompositions by name: a format, and the solver that fills it.
 
-| name | layers that stand in | solver |
+| name | layers that replace one | solver |
 |---|---|---|
 | ``tucker2`` | pointwise, small core, pointwise | :class:`~tensigma.linalg.Tucker2` |
 | ``cp`` | pointwise, depthwise per spatial axis, pointwise | :class:`~tensigma.linalg.CP` |
@@ -11,7 +11,7 @@
 | ``tensor-train`` | pointwise, k×1, 1×k, pointwise | :class:`~tensigma.linalg.TensorTrain` |
 | ``auto`` | under a budget the best for each layer; with ranks by a rule, Tucker-2 | as above |
 
-Pointwise convolutions and Linear layers take SVD whatever the method: the other formats become that there.
+Pointwise convolutions and Linear layers always take SVD, because the other formats reduce to it there.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ from tensigma.solving.norms import Norm, Target
 
 #: With ranks given by a rule, "auto" is Tucker-2 wherever a kernel has taps; under a budget each layer takes the best.
 AUTO = "auto"
-# CP with joint taps is richer. Where it costs hardly more, CP with taps apart is not worth a curve of its own.
+# CP with joint taps is richer. If it costs at most this factor more, CP with separate taps needs no curve of its own.
 _HARDLY_MORE = 1.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One decomposition: its name, the format it gives, and the solver of which ranks and options are read.
+    """One decomposition: its name, its format, and the solver that defines its ranks and options.
 
     >>> method = Method(name="mine", format_type=SVDFormat, solver=SVD)
     >>> method.rank_names, method.options, method.max_ranks((8, 4, 3, 3))
@@ -76,24 +76,24 @@ class Method:
     name: str
     format_type: type[Format]
     solver: type[Solver]
-    #: What solves under a weight for every entry of the kernel, where the format can follow one.
+    #: The solver under a weight for every entry of the kernel; None if there is none for the format.
     weighted: type[Any] | None = None
     #: Whether ``method="auto"`` may choose it under a budget.
     in_auto: bool = True
 
     @property
     def rank_names(self) -> tuple[str, ...]:
-        """What the ranks are called, in order."""
+        """The names of the ranks, in order."""
         return rank_names(self.solver)
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Options that the solver understands."""
+        """Options that the solver takes."""
         return option_names(self.solver)
 
     @property
     def reads_inputs(self) -> bool:
-        """Whether ranks are read from the energies of input directions too."""
+        """Whether ranks also depend on the energies of input directions."""
         return self.solver.reads_inputs
 
     def format(self, ranks: RankTuple) -> Format:
@@ -102,7 +102,7 @@ class Method:
         return self.format_type(*ranks, **variant)
 
     def max_ranks(self, shape: Sequence[int]) -> RankTuple:
-        """The ranks at which a kernel of this shape is kept as it is."""
+        """The ranks at which a kernel of this shape is represented exactly."""
         return self.solver.max_ranks(tuple(shape))
 
     def vbmf_ranks(self, kernel: Tensor, alpha: float) -> RankTuple:
@@ -121,7 +121,7 @@ class Method:
         return self.solver.errors(kernel, metric)
 
     def error(self, spectra: Spectra, ranks: RankTuple) -> float | None:
-        """The relative error that ranks will give, where the spectra tell."""
+        """The expected relative error at these ranks; None if the spectra do not tell."""
         return self.solver.expected_error(spectra, ranks)
 
     def fit(
@@ -132,7 +132,7 @@ class Method:
         options: Mapping[str, Any],
         start: Factors | None = None,
     ) -> Fit[Any]:
-        """Solve for one kernel, from the factors of a similar problem where there are some and options say nothing."""
+        """Solve for one kernel, from the factors ``start`` of a similar problem unless ``options`` hold an ``init``."""
         if not isinstance(target, Importance):
             if start is not None and "init" in self.options:
                 options = {"init": start, **options}
@@ -141,19 +141,19 @@ class Method:
             raise InputError(
                 "{method} cannot weigh single entries of a kernel; use 'tucker2'", parameters=(f"method={self.name!r}",)
             )
-        # The start and the other choices of the solver under a metric mean nothing here.
+        # The start and the other options of the solver under a metric do not apply here.
         shared = {key: value for key, value in options.items() if key in ("max_sweeps", "tol")}
         return self.weighted(*ranks, **shared).fit(kernel, target.weights.to(kernel.device))
 
     def why_not(self, geometry: Geometry, norm: Norm) -> str | None:
-        """Why a layer cannot be treated so, or None where it can."""
+        """Why a layer cannot take this method; None if it can."""
         reason = self.format_type.why_not(geometry)
         if reason is None and norm.weighs_entries and self.weighted is None:
-            return f"norm={norm.name!r} weighs single entries of the kernel, which only Tucker-2 can follow"
+            return f"norm={norm.name!r} weighs single entries of the kernel, which only Tucker-2 supports"
         return reason
 
     def check_ranks(self, ranks: int | Sequence[int], shape: Sequence[int]) -> RankTuple:
-        """Ranks as a tuple, one number standing for all; refused where the kernel does not allow them."""
+        """Ranks as a tuple; one number stands for all. Ranks beyond what the kernel allows are refused."""
         spread = self.spread(ranks)
         for name, rank, largest in zip(self.rank_names, spread, self.solver.capped(spread, tuple(shape)), strict=True):
             if rank > largest:
@@ -179,8 +179,8 @@ class Method:
         """Refuse options that the solver does not know."""
         unknown = [key for key in options if key not in self.options]
         if unknown:
-            known = ", ".join(self.options) or "none"
-            raise InputError(f"method={self.name!r} has no option {unknown[0]!r}; it takes {known}")
+            accepted = ", ".join(self.options) or "none"
+            raise InputError(f"method={self.name!r} has no option {unknown[0]!r}; it takes {accepted}")
 
 
 _METHODS: dict[str, Method] = {}
@@ -189,12 +189,12 @@ METHODS: Mapping[str, Method] = MappingProxyType(_METHODS)
 
 
 def register(method: Method) -> Method:
-    """Make a method known by its name: to plans, budgets, archives and the command line.
+    """Make a method available by name to plans, budgets, archives and the command line.
 
-    Its format is registered too, where it is not yet.
+    Its format is registered too, unless it already is.
     """
     if method.name == AUTO or method.name in _METHODS:
-        raise InputError(f"a method called {method.name!r} is there already; choose another name")
+        raise InputError(f"a method named {method.name!r} already exists; choose another name")
     if FORMATS.get(method.format_type.name) is not method.format_type:
         register_format(method.format_type)
     _METHODS[method.name] = method
@@ -221,7 +221,7 @@ register(Method(name="tensor-train", format_type=TensorTrainFormat, solver=Tenso
 
 
 def method_of(name: str | Method, geometry: Geometry | None = None) -> Method:
-    """The method of this name for a layer of this geometry; a pointwise layer takes SVD in any case.
+    """The method of this name for a layer of this geometry; a pointwise layer always takes SVD.
 
     >>> from torch import nn
     >>> method_of("auto", Geometry.of(nn.Conv2d(4, 4, 3))).name, method_of("cp", Geometry.of(nn.Linear(4, 4))).name
@@ -229,8 +229,8 @@ def method_of(name: str | Method, geometry: Geometry | None = None) -> Method:
     """
     if not isinstance(name, Method):
         if name != AUTO and name not in METHODS:
-            known = ", ".join(map(repr, (AUTO, *METHODS)))
-            raise InputError(f"method {name!r} is unknown; choose one of {known}")
+            names = ", ".join(map(repr, (AUTO, *METHODS)))
+            raise InputError(f"method {name!r} is unknown; choose one of {names}")
         name = METHODS["tucker2" if name == AUTO else name]
     return SVD_METHOD if geometry is not None and geometry.is_pointwise else name
 
@@ -247,12 +247,12 @@ def choices_of(name: str | Method, geometry: Geometry, norm: Norm) -> tuple[Meth
     """
     if name != AUTO or geometry.is_pointwise:
         return (method_of(name, geometry),)
-    able = [method for method in METHODS.values() if method.in_auto and method.why_not(geometry, norm) is None]
-    if CP_METHOD in able and CP_JOINT_METHOD in able:
-        apart, joint = (_params_of_one_term(method, geometry) for method in (CP_METHOD, CP_JOINT_METHOD))
-        if joint <= _HARDLY_MORE * apart:
-            able.remove(CP_METHOD)
-    return tuple(able)
+    choices = [method for method in METHODS.values() if method.in_auto and method.why_not(geometry, norm) is None]
+    if CP_METHOD in choices and CP_JOINT_METHOD in choices:
+        separate, joint = (_params_of_one_term(method, geometry) for method in (CP_METHOD, CP_JOINT_METHOD))
+        if joint <= _HARDLY_MORE * separate:
+            choices.remove(CP_METHOD)
+    return tuple(choices)
 
 
 def _params_of_one_term(method: Method, geometry: Geometry) -> int:

@@ -1,4 +1,4 @@
-"""Metrics of a layer out of what calibration gathered: one per group, in the order of the kernel's features."""
+"""Metrics of a layer from its statistics: one per group, in the order of the kernel's features."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gram_metrics(geometry: Geometry, stats: LayerStats) -> tuple[Metric, ...]:
 
 
 def centred_metrics(geometry: Geometry, stats: LayerStats) -> tuple[Metric, ...]:
-    """Σ_c = E[(u − μ)(u − μ)ᵀ]: the variance of the output, which is what is left once the bias is free to move."""
+    """Σ_c = E[(u − μ)(u − μ)ᵀ]: the variance of the output, which is what remains if the bias may move."""
     _check_width(geometry, stats)
     if stats.rows is not None:
         return (Metric.from_rows(stats.rows, stats.mean),)
@@ -59,7 +59,7 @@ def _check_width(geometry: Geometry, stats: LayerStats) -> None:
     expected = channels if geometry.kind == "conv_transpose" else geometry.patch_size
     if (stats.groups, stats.d) != (geometry.groups, expected):
         raise InputError(
-            f"statistics of {stats.groups} × {stats.d} features came; the layer has {geometry.groups} × {expected}"
+            f"got statistics of {stats.groups} × {stats.d} features; the layer has {geometry.groups} × {expected}"
         )
 
 
@@ -69,7 +69,7 @@ class _Scattered:
     u[channel, tap] is the input that reaches the output through that tap, or 0 where the stride skips it. Which taps
     meet at an output is geometry and known exactly (w: the share of outputs that a tap reaches, P: that two taps
     reach together); inputs of different positions are taken to be uncorrelated but for their mean, which is exact
-    where windows do not overlap. So E[u uᵀ] = Cov(x) ⊗ diag(w) + μμᵀ ⊗ P, as positive as it should be.
+    where windows do not overlap. So E[u uᵀ] = Cov(x) ⊗ diag(w) + μμᵀ ⊗ P, which is positive semi-definite.
     """
 
     def __init__(self, geometry: Geometry, stats: LayerStats) -> None:

@@ -1,4 +1,4 @@
-"""Under which norm a kernel is approximated, by name: what each needs from calibration and what solvers then minimise.
+"""The norms under which a kernel is approximated: what each needs from calibration and what solvers then minimise.
 
 | name | minimised |
 |---|---|
@@ -24,7 +24,7 @@ from tensigma.layers import Geometry, to_kernels
 from tensigma.linalg import Importance, Metric
 from tensigma.solving.metrics import centred_metrics, gram_metrics, identity_metrics
 
-#: What a solver is given beside the kernel.
+#: What a solver takes besides the kernel.
 Target = Metric | Importance
 
 
@@ -36,17 +36,17 @@ class Norm(ABC):
     needs_stats: ClassVar[bool] = True
     #: Whether the bias moves, so that a layer without one gains one.
     moves_bias: ClassVar[bool] = False
-    #: Whether single entries are weighed, which only Tucker-2 can follow.
+    #: Whether single entries are weighed, which only Tucker-2 supports.
     weighs_entries: ClassVar[bool] = False
-    #: What to ask of calibration beyond moments.
+    #: What calibration must gather besides moments.
     fisher: ClassVar[Literal["model"] | None] = None
 
     @abstractmethod
     def targets(self, geometry: Geometry, stats: LayerStats | None) -> tuple[Target, ...]:
-        """What to minimise, one for each group."""
+        """What to minimise, one item per group."""
 
     def why_not(self, stats: LayerStats | None) -> str | None:
-        """Why these statistics cannot serve, or None where they can."""
+        """Why these statistics are not enough; None if they are."""
         return None
 
 
@@ -114,7 +114,7 @@ class Activation(Norm):
 def _needed(stats: LayerStats | None, norm: Norm) -> LayerStats:
     if stats is None:
         raise InputError(
-            "{norm} needs the statistics of the layer; only the norm 'frobenius' does without",
+            "{norm} needs the statistics of the layer; only the norm 'frobenius' needs none",
             parameters=(f"norm={norm.name!r}",),
         )
     return stats
@@ -137,7 +137,7 @@ def norm_of(name: str | Norm) -> Norm:
 
 
 def energy_views(kernels: Sequence[Tensor], targets: Sequence[Target]) -> list[tuple[Tensor, Metric]]:
-    """Kernels and metrics under which plain energy is the energy of the norm, one pair for each group."""
+    """Kernels and metrics under which plain energy is the energy of the norm, one pair per group."""
     views = []
     for kernel, target in zip(kernels, targets, strict=True):
         if isinstance(target, Importance):

@@ -1,4 +1,4 @@
-"""Solving small layers side by side, each with one thread."""
+"""Solving small layers in parallel, each with one thread."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SMALL = 1024
 
 
 def is_small(geometry: Geometry) -> bool:
-    """Whether a layer is better solved beside others than with all threads."""
+    """Whether a layer is better solved in parallel with others than with all threads."""
     return geometry.patch_size <= _SMALL and geometry.kernel_shape[0] <= _SMALL
 
 
 def work_of(geometry: Geometry) -> int:
-    """A rough count of the operations that solving a layer takes, for sharing and for estimates of time."""
+    """A rough count of the operations that solving a layer takes, for sharing out work and estimating time."""
     t, d = geometry.kernel_shape[0], geometry.patch_size
     return geometry.groups * d**2 * (t + d) + 10**6
 
@@ -37,10 +37,10 @@ def side_by_side(
     workers: int | None = None,
     done: Callable[[Task, Result], None],
 ) -> None:
-    """Run all tasks, one for each layer: small ones by ``workers`` threads, then the others with all threads each.
+    """Run all tasks, one per layer: small ones by ``workers`` threads, then the others with all threads each.
 
-    ``done`` is called in the caller's thread, in whatever order they end. Without ``workers`` there are as many
-    as torch has threads.
+    ``done`` is called in the caller's thread, in the order in which tasks end. By default there are as many
+    ``workers`` as torch has threads.
 
     >>> from torch import nn
     >>> ends = {}
@@ -48,7 +48,7 @@ def side_by_side(
     >>> sorted(ends.items())
     [(1, '1'), (2, '2')]
     """
-    # The heaviest first, so that no thread ends alone with a long one.
+    # Heaviest first, so that no thread is left alone with a long task.
     small = sorted((task for task in tasks if is_small(geometry(task))), key=lambda task: -work_of(geometry(task)))
     workers = min(torch.get_num_threads() if workers is None else workers, len(small))
     if workers > 1:

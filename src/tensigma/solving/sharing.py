@@ -1,4 +1,4 @@
-"""One compression by many processes: each solves its share of the layers, and all end with all of them."""
+"""One compression by many processes: each solves its share of the layers, and all receive all solutions."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def run_shared(
     with process_group(device):
         rank, size = rank_and_size()
         owners = share_out([job.work for job in jobs], size)
-        mine = [job for job, owner in zip(jobs, owners, strict=True) if owner == rank]
+        own_jobs = [job for job, owner in zip(jobs, owners, strict=True) if owner == rank]
         solved: dict[str, tuple[Solution, bool]] = {}
         failure: Exception | None = None
         try:
-            solved = run_jobs(mine, solutions=solutions, keep=keep, workers=workers, report=report)
-        except Exception as error:  # whatever it is, the others must not wait for ever
+            solved = run_jobs(own_jobs, solutions=solutions, keep=keep, workers=workers, report=report)
+        except Exception as error:  # on any error, the other processes must not wait forever
             failure = error
         return _exchange(jobs, owners, solved, failure)
 
 
 def share_out(work: Sequence[int], size: int) -> list[int]:
-    """Who takes which job: the heaviest first, each to whoever has least so far.
+    """The process that takes each job: the heaviest first, each to the process with the least work so far.
 
     >>> share_out([5, 1, 4, 3], 2)
     [0, 0, 1, 1]
@@ -57,33 +57,33 @@ def share_out(work: Sequence[int], size: int) -> list[int]:
 def _exchange(
     jobs: Sequence[Job], owners: Sequence[int], solved: dict[str, tuple[Solution, bool]], failure: Exception | None
 ) -> dict[str, tuple[Solution, bool]]:
-    """Everybody's solutions for everybody. If any process failed, all raise, so that none waits for the others."""
+    """Send all solutions to all processes. If any process failed, all raise, so that none waits for the others."""
     facts = {
         name: (solution.facts(), cached, {key: (tuple(t.shape), t.dtype) for key, t in solution.tensors().items()})
         for name, (solution, cached) in solved.items()
     }
-    trouble = None if failure is None else f"{type(failure).__name__}: {failure}"
-    notes = everyone((trouble, _digest(jobs), facts))
+    message = None if failure is None else f"{type(failure).__name__}: {failure}"
+    notes = everyone((message, _digest(jobs), facts))
     if failure is not None:
         raise failure
-    for rank, (text, digest, _) in enumerate(notes):
-        if text is not None:
-            raise TensigmaError(f"process {rank} of {len(notes)} failed, so nothing was compressed: {text}")
+    for rank, (other_message, digest, _) in enumerate(notes):
+        if other_message is not None:
+            raise TensigmaError(f"process {rank} of {len(notes)} failed, so nothing was compressed: {other_message}")
         if digest != _digest(jobs):
-            raise TensigmaError(f"process {rank} of {len(notes)} came with another plan; give the same one to all")
+            raise TensigmaError(f"process {rank} of {len(notes)} has another plan; pass the same plan to all")
     device = common_device()
     solutions = {}
     for job, owner in zip(jobs, owners, strict=True):
         plain, cached, shapes = notes[owner][2][job.name]
-        mine = solved[job.name][0].tensors() if job.name in solved else {}
+        local = solved[job.name][0].tensors() if job.name in solved else {}
         tensors: dict[str, Tensor] = {}
         for key, (shape, dtype) in shapes.items():
-            tensors[key] = mine[key].to(device) if mine else torch.empty(shape, dtype=dtype, device=device)
+            tensors[key] = local[key].to(device) if local else torch.empty(shape, dtype=dtype, device=device)
             dist.broadcast(tensors[key], src=owner)
         solutions[job.name] = solved.get(job.name) or (Solution.rebuilt(job.treatment, tensors, plain), cached)
     return solutions
 
 
 def _digest(jobs: Sequence[Job]) -> str:
-    """What is to be solved, so that processes can compare."""
+    """A digest of what is to be solved, which processes compare."""
     return Digest().add([[job.name, job.treatment.label, job.treatment.norm.name] for job in jobs]).text

@@ -1,4 +1,4 @@
-"""One layer, from how it is to be treated to the modules that stand in for it."""
+"""One layer, from its treatment to the modules that replace it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Solution:
     """The modules of one layer and how good they are."""
 
     modules: nn.Sequential
-    #: √(tr(ΔΣΔᵀ) ÷ tr(MΣMᵀ)), with Σ_c under the centred norm; None where there are no statistics.
+    #: √(tr(ΔΣΔᵀ) ÷ tr(MΣMᵀ)), with Σ_c under the centred norm; None without statistics.
     error: float | None
     #: The same with the identity for Σ.
     frobenius_error: float
-    #: Whether the solver stopped because nothing was left to gain.
+    #: Whether the solver stopped because it no longer improved.
     converged: bool
     seconds: float
 
@@ -41,7 +41,7 @@ class Solution:
 
     @classmethod
     def rebuilt(cls, treatment: Treatment, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Solution:
-        """A solution out of :meth:`tensors` and :meth:`facts`."""
+        """A solution from :meth:`tensors` and :meth:`facts`."""
         bias = any(key.endswith(".bias") for key in tensors)
         modules = empty_modules(treatment.format, replace(treatment.geometry, bias=bias))
         modules.load_state_dict(dict(tensors), assign=True)
@@ -83,7 +83,7 @@ def solve(
 def _bias(
     treatment: Treatment, module: nn.Module, residuals: Sequence[Tensor], stats: LayerStats | None
 ) -> Tensor | None:
-    """b̃ = b + (M − M̃) μ: what is lost on average moves into the bias."""
+    """b̃ = b + (M − M̃) μ: the mean error moves into the bias."""
     bias = module.bias
     assert bias is None or isinstance(bias, Tensor)
     former = None if bias is None else bias.detach()
@@ -97,10 +97,10 @@ def _bias(
 
 
 def _relative(kernels: Sequence[Tensor], residuals: Sequence[Tensor], metrics: Sequence[Metric]) -> float:
-    """Errors of the groups of a layer, together."""
+    """The relative error over all groups of a layer."""
     lost = energy = 0.0
     for kernel, residual, metric in zip(kernels, residuals, metrics, strict=True):
-        suited = metric.to(residual)
-        lost += suited.norm(residual).item() ** 2
-        energy += suited.norm(kernel.to(residual)).item() ** 2
+        moved = metric.to(residual)
+        lost += moved.norm(residual).item() ** 2
+        energy += moved.norm(kernel.to(residual)).item() ** 2
     return math.sqrt(lost / energy) if energy > 0 else 0.0

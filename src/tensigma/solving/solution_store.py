@@ -1,8 +1,8 @@
-"""Solutions found again by what went into them, in memory and, where a folder is given, on disk.
+"""Solutions, looked up by what they were computed from, in memory and optionally on disk.
 
 The key of a solution is a digest of the weights, the statistics and everything that tells the solver what to do, so a
-stored solution is never out of date: whatever changes gives another key. On disk each solution is one small file, and a
-folder can be shared by runs, also at the same time.
+stored solution is never out of date: any change gives another key. On disk each solution is one small file, and runs
+can share a folder, even at the same time.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tensigma.solving.treatment import Treatment
 
 logger = logging.getLogger(__name__)
 
-# Raised when what is stored, or what solvers make of the same input, changes.
+# Increased when the stored data changes, or what solvers return for the same input.
 _VERSION = 2
 
 
 class Solutions:
-    """Layers that were solved, so that none is solved twice.
+    """Solved layers, so that none is solved twice.
 
     >>> from tensigma.layers import Geometry
     >>> from tensigma.solving import method_of, norm_of
@@ -57,7 +57,7 @@ class Solutions:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise StoreError(f"the cache {self.folder} cannot be made: {error.strerror or error}") from error
+                raise StoreError(f"the cache {self.folder} cannot be created: {error.strerror or error}") from error
 
     def get_or_solve(
         self,
@@ -68,10 +68,11 @@ class Solutions:
         name: str | None = None,
         keep: bool = True,
     ) -> tuple[Solution, bool]:
-        """The solution for a layer, and whether it was known already; its modules are the caller's own.
+        """The solution for a layer, and whether it was known already; the caller owns its modules.
 
-        What was solved before for the layer ``name`` in the same format, for other weights or with fewer steps, is
-        where a solver starts. Without ``keep`` the solution is written to the folder but not kept in memory.
+        A solver starts from an earlier solution for the layer ``name`` in the same format, computed for other weights
+        or with fewer steps, if there is one. Without ``keep`` the solution is written to the folder but not kept in
+        memory.
         """
         start = self._starts.get((name, treatment.method.name, treatment.format)) if name is not None else None
         if not keep and not self._memory and self.folder is None:
@@ -80,7 +81,7 @@ class Solutions:
         if key in self._memory:
             return _copy(self._memory[key]), True
         solution = None if self.folder is None else _read(self._file(key), treatment)
-        known = solution is not None
+        cached = solution is not None
         if solution is None:
             solution = solve(treatment, module, stats, start)
             if self.folder is not None:
@@ -89,10 +90,10 @@ class Solutions:
             self._memory[key] = kept = _copy(solution)
             if name is not None:
                 self._starts[name, treatment.method.name, treatment.format] = kept.modules
-        return solution, known
+        return solution, cached
 
     def on_disk(self, folder: str | os.PathLike[str]) -> Solutions:
-        """The same solutions, kept in a folder too from now on."""
+        """The same solutions, from now on also kept in a folder."""
         other = Solutions(folder)
         other._memory, other._starts = self._memory, self._starts
         return other
@@ -103,12 +104,12 @@ class Solutions:
 
 
 def _copy(solution: Solution) -> Solution:
-    # Whoever puts modules into a model moves them to its device and precision.
+    # Putting modules into a model moves them to its device and precision.
     return replace(solution, modules=copy.deepcopy(solution.modules))
 
 
 def key_of(treatment: Treatment, module: nn.Module, stats: LayerStats | None) -> str:
-    """A digest of the problem; where a solver started from is no part of it."""
+    """A digest of the problem; the start of the solver is not part of it."""
     facts = {
         "cache": _VERSION,
         "library": version("tensigma"),
@@ -126,23 +127,23 @@ def key_of(treatment: Treatment, module: nn.Module, stats: LayerStats | None) ->
     return digest.text
 
 
-# The moments of a wide layer take as long to read as a small layer takes to solve.
+# Hashing the moments of a wide layer takes as long as solving a small layer.
 _digests: WeakKeyDictionary[LayerStats, dict[bool, str]] = WeakKeyDictionary()
 
 
 def _stats_digest(stats: LayerStats, *, weighs_entries: bool) -> str:
-    known = _digests.setdefault(stats, {})
-    if weighs_entries not in known:
+    digests = _digests.setdefault(stats, {})
+    if weighs_entries not in digests:
         digest = Digest(20).add(stats.input_shape).add(stats.mean)
         digest.add(stats.rows if stats.rows is not None else stats.covariance)
         if weighs_entries:
             digest.add(stats.fisher).add(stats.output_abs_mean)
-        known[weighs_entries] = digest.text
-    return known[weighs_entries]
+        digests[weighs_entries] = digest.text
+    return digests[weighs_entries]
 
 
 def _write(file: Path, solution: Solution) -> None:
-    # One name for every thread and process, so that two that solve the same layer do not meet.
+    # One name per thread and process, so that two that solve the same layer do not collide.
     partial = file.with_suffix(f".partial-{os.getpid()}-{threading.get_ident()}")
     tensors = {key: tensor.cpu() for key, tensor in solution.tensors().items()}
     try:
@@ -154,7 +155,7 @@ def _write(file: Path, solution: Solution) -> None:
 
 
 def _read(file: Path, treatment: Treatment) -> Solution | None:
-    """The solution in ``file``; None where there is none, or none that can be read."""
+    """The solution in ``file``; None if it is missing or cannot be read."""
     if not file.is_file():
         return None
     try:

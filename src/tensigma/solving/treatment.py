@@ -10,13 +10,13 @@ from tensigma.layers import Format, Geometry
 from tensigma.solving.methods import Method
 from tensigma.solving.norms import Norm
 
-# A solver's first steps take it nearly all the way; the rest matters to the last per cent of the error.
+# A solver's first steps bring nearly all of the gain; the rest affects the last per cent of the error.
 _ROUGH = {"max_sweeps": 8, "tol": 1e-3}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Treatment:
-    """A layer's geometry, the method and ranks it takes, and the norm under which it is approximated.
+    """A layer's geometry, its method and ranks, and the norm under which it is approximated.
 
     >>> from torch import nn
     >>> from tensigma.solving import method_of, norm_of
@@ -41,11 +41,11 @@ class Treatment:
         return self.format.ranks
 
     def roughly(self) -> Treatment:
-        """The same with few steps of the solver, for trying out."""
+        """The same with few solver steps, for trials."""
         rough = {key: value for key, value in _ROUGH.items() if key in self.method.options}
         return replace(self, options={**rough, **self.options})
 
     @property
     def label(self) -> str:
-        """Method and ranks in a word or two."""
+        """Method and ranks as text."""
         return " ".join([self.method.name, *map(str, self.ranks)])
