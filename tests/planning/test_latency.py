@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,16 +12,14 @@ import torch
 from torch import nn
 
 import tensigma as ts
-from cases import GEOMETRIES, LayerCase
 from support_nets import batches, reusing_net
+from support_timing import FakeClock
 from tensigma.errors import InputError
 from tensigma.evaluation.size import count_macs
 from tensigma.layers import Geometry
 from tensigma.planning import Front, TimingProgress
 from tensigma.planning.latency import _between, in_blocks
-from tensigma.running import Chain, TimeTable, runtime_of, timetable
-from tensigma.running.timetable import cache_folder
-from tensigma.running.timing import Eager, OnnxRuntime, Runtime, measure, onnx_graph
+from tensigma.running import Chain
 
 
 def wide_net() -> nn.Sequential:
@@ -43,22 +39,6 @@ def stats() -> ts.Calibration:
 @pytest.fixture(scope="module")
 def front(stats: ts.Calibration) -> Front:
     return ts.plan(wide_net(), stats, budget=ts.Params(1.0), method="tucker2").front()
-
-
-class FakeClock:
-    """Seconds by formula in place of a measurement, and a record of what was asked."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, per_stage: float = 0.0) -> None:
-        self.per_stage = per_stage
-        self.asked: list[str] = []
-        monkeypatch.setattr(timetable, "measure", self.measure)
-
-    def seconds(self, chain: Chain) -> float:
-        return chain.batch * chain.macs * 1e-9 + self.per_stage * len(chain.stages)
-
-    def measure(self, chains: Sequence[Chain], runtime: Runtime) -> list[float]:
-        self.asked += [chain.key for chain in chains]
-        return [self.seconds(chain) for chain in chains]
 
 
 def _seconds(clock: FakeClock, plan: ts.Plan, batch: int = 1) -> tuple[float, float]:
@@ -139,98 +119,14 @@ def test_every_shape_is_timed_once(stats: ts.Calibration, monkeypatch: pytest.Mo
     assert clock.asked
 
 
-def _chain(n: int = 4) -> Chain:
-    return Chain.of(Geometry.of(nn.Linear(n, n)), None, ())
-
-
-def test_the_table_is_read_back_only_where_it_belongs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    clock = FakeClock(monkeypatch)
-
-    def times(about: str = "x") -> list[float]:
-        runtime = Eager()
-        monkeypatch.setattr(Eager, "about", lambda self: {"cpu": about})
-        return TimeTable(runtime, tmp_path).seconds([_chain()])
-
-    times()
-    times()
-    assert len(clock.asked) == 1
-    (file,) = tmp_path.iterdir()
-    data = json.loads(file.read_text())
-    assert (data["format"], data["version"], data["about"]) == ("tensigma-timings", 1, {"cpu": "x"})
-    times("another machine")
-    assert len(clock.asked) == 2
-    for damage in ("{", "[]", json.dumps({**data, "version": 2}), json.dumps({**data, "about": {"cpu": "y"}})):
-        clock.asked.clear()
-        file.write_text(damage)
-        times()
-        assert len(clock.asked) == 1
-        assert json.loads(file.read_text()) == data
-    # A time that cannot be is measured again; what others have added meanwhile stays.
-    file.write_text(json.dumps({**data, "seconds": {_chain().key: -1, "other": 2.0}}))
-    times()
-    assert json.loads(file.read_text())["seconds"] == {**data["seconds"], "other": 2.0}
-
-
-def test_a_folder_that_cannot_be_written_costs_time_only(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    FakeClock(monkeypatch)
-    (tmp_path / "file").write_text("in the way")
-    assert TimeTable(Eager(), tmp_path / "file").seconds([_chain()]) == [pytest.approx(16e-9)]
-    assert "not kept" in caplog.text
-
-
-def test_the_folder_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("TENSIGMA_CACHE", raising=False)
-    assert cache_folder().name == "tensigma"
-    monkeypatch.setenv("TENSIGMA_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path
-    assert cache_folder(tmp_path / "own") == tmp_path / "own"
-
-
 def test_times_between_never_fall(seed: int) -> None:
     generator = random.Random(seed)
-    chains = [_chain(n) for n in sorted(generator.sample(range(1, 50), 5))]
+    chains = [Chain.of(Geometry.of(nn.Linear(n, n)), None, ()) for n in sorted(generator.sample(range(1, 50), 5))]
     seconds = [generator.random() for _ in chains]
     found = [_between(macs, chains, seconds) for macs in range(0, 2600, 20)]
     assert all(a <= b for a, b in pairwise(found))
     assert min(seconds) <= found[0]
     assert found[-1] == max(seconds)
-
-
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-@pytest.mark.parametrize("case", GEOMETRIES)
-def test_graphs_compute_shapes_as_the_layers_do(case: LayerCase) -> None:
-    runtime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnx")
-    layer = case.layer(dtype=torch.float32)
-    chain = Chain.of(Geometry.of(layer), None, case.size, batch=3)
-    session = runtime.InferenceSession(onnx_graph(chain), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {"x": torch.ones(chain.input_shape).numpy()})
-    assert found.shape == layer(case.inputs(3, dtype=torch.float32)).shape
-
-
-@pytest.mark.parametrize("name", ["eager", "onnxruntime"])
-def test_more_work_takes_longer(name: str) -> None:
-    """The one test that starts a clock: a ratio of a thousand in work, seen as a ratio of two in time."""
-    if name == "onnxruntime":
-        pytest.importorskip("onnxruntime")
-        pytest.importorskip("onnx")
-    few, many = (Chain.of(Geometry.of(nn.Linear(n, n)), None, ()) for n in (32, 1024))
-    state = torch.get_rng_state()
-    quick, slow = measure([few, many], runtime_of(name))
-    assert 0 < 2 * quick < slow
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_auto_is_onnx_runtime_where_it_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("onnxruntime")
-    assert isinstance(runtime_of("auto"), OnnxRuntime)
-    assert isinstance(runtime_of("auto", torch.device("meta")), Eager)
-    monkeypatch.setattr("tensigma.running.timing.find_spec", lambda name: None)
-    assert isinstance(runtime_of("auto"), Eager)
-    with pytest.raises(ImportError, match=r"tensigma\[onnx\]"):
-        runtime_of("onnxruntime")
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,9 @@ WISHES: list[Any] = [
     pytest.param({"budget": ts.Params(0.5), "ranks": ts.VBMF(1)}, "both were given", id="both"),
     pytest.param({"budget": 0.5}, r"budget= takes Params\(share\)", id="budget"),
     pytest.param({"ranks": 8}, r"ranks= takes VBMF\(alpha\).*got 8", id="ranks"),
-    pytest.param({"budget": ts.Params(0.5), "saving": "macs"}, "saving='macs' decides nothing", id="idle-saving"),
+    pytest.param({"budget": ts.Params(0.5), "saving": "macs"}, "saving='macs' has no effect", id="idle-saving"),
     pytest.param({"ranks": ts.VBMF(1), "saving": "bytes"}, "saving='bytes' is unknown", id="saving"),
-    pytest.param({"ranks": ts.VBMF(1), "weights": {"a": 2.0}}, "weights= decides nothing", id="idle-weights"),
+    pytest.param({"ranks": ts.VBMF(1), "weights": {"a": 2.0}}, "weights= has no effect", id="idle-weights"),
     pytest.param({"budget": ts.Params(0.5), "weights": {"a": 0}}, r"weights\['a'\] is a number above 0", id="weight"),
     pytest.param({"budget": ts.Params(0.5), "weights": "all"}, "weights= takes 'auto', None, or a dict", id="weights"),
     pytest.param({"budget": ts.Params(0.5), "method": "magic"}, "method 'magic' is unknown", id="method"),
@@ -187,7 +187,7 @@ def test_recipes_do_not_change() -> None:
 @pytest.mark.parametrize(
     ("wish", "message"),
     [
-        ({"layers": ["stem", "stm"]}, r"no layer is called 'stm' \(from layers=\); near it are stem"),
+        ({"layers": ["stem", "stm"]}, r"no layer is called 'stm' \(from layers=\); similar names: stem"),
         ({"skip": "conv9"}, r"no layer is called 'conv9' \(from skip=\)"),
         ({"overrides": {"layer9.*": {"norm": "sigma"}}}, r"no layer is called 'layer9\.\*' \(from overrides=\)"),
         ({"weights": {"stm": 1.0}}, "weights= names 'stm', which is no layer of the model: stem, block.0"),
