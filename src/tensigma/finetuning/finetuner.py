@@ -1,4 +1,4 @@
-"""Fine-tuning: a few epochs that win back accuracy, by labels or by the answers of the original."""
+"""Fine-tuning: a few epochs that recover accuracy, from labels or from the answers of the original."""
 
 from __future__ import annotations
 
@@ -55,30 +55,30 @@ def finetune(
 ) -> tuple[nn.Module, FineTuning]:
     """Train a copy of ``model`` at several learning rates, and return the best epoch of all, with the whole history.
 
-    Epochs are compared on validation samples that no rate trains on: by the share of labels hit, or with a ``teacher``
-    by the share of equal answers; by the loss where that is equal. Where no epoch is better than the model as it came,
-    that is what comes back. ``model`` stays as it is.
+    Epochs are compared on validation samples that no rate trains on: by the share of correct answers, or with a
+    ``teacher`` by the share of equal answers; ties are broken by the loss. If no epoch is better than ``model``, an
+    unchanged copy is returned. ``model`` stays as it is.
 
     Args:
         model: A classifier that returns scores (batch, classes), compressed or not, on the device to train on. Only
             parameters that require gradients are trained.
-        batches: As :func:`tensigma.calibrate` takes them, but such that they can be gone through again and again, and
-            with labels unless there is a ``teacher``. A loader that shuffles does so anew in every epoch.
+        batches: As :func:`tensigma.calibrate` takes them, but readable more than once, and with labels unless there is
+            a ``teacher``. A loader that shuffles does so anew in every epoch.
         validation: Batches to compare epochs on. Without it, ``validation_share`` of the samples is held out.
-        epochs: How many at most, for each rate.
+        epochs: The most epochs for each rate.
         learning_rates: One or several; all start from ``model`` and see the samples in the same order.
         optimizer: ``"adam"`` or ``"sgd"``, the latter with ``momentum``; both with ``weight_decay``.
-        teacher: The original model. Its answers, softened by ``temperature``, take the place of labels.
-        patience: Give a rate up after this many epochs without a new best.
-        eliminate: After each epoch give up the worst rate, until one is left.
+        teacher: The original model. Its answers, softened by ``temperature``, replace labels.
+        patience: Stop a rate after this many epochs without a new best.
+        eliminate: After each epoch drop the worst rate, until one is left.
         freeze_bn: Keep the running mean and variance of BatchNorm layers, and normalise by them. By default training
             normalises by each batch and moves them, which suits batches of 16 samples or more.
-        mix: Put the samples of so many batches in a row in random order, anew in every epoch, for sources that always
-            come in the same order; 1 takes batches as they come.
+        mix: Shuffle the samples of this many consecutive batches, anew in every epoch, for sources in a fixed order; 1
+            leaves batches as they are.
         input: The entry or position of the model's input in a batch.
-        seed: Of the split, the order and everything else that is random. On a CPU the same seed gives the same bits.
-        checkpoint: A folder that keeps the state after each epoch. A run that was killed goes on with the epoch it was
-            in when it is started again with the same arguments, and ends with the same result.
+        seed: For the split, the order and everything else that is random. On a CPU the same seed gives the same bits.
+        checkpoint: A folder for the state after each epoch. A killed run that is started again with the same arguments
+            resumes with the epoch it was in, and ends with the same result.
         progress: True for lines in the log, or a function called with a
             :class:`~tensigma.finetuning.FineTuningProgress` after each batch.
 
@@ -100,13 +100,13 @@ def finetune(
     )
     objective: Objective = Labels() if teacher is None else Teacher(teacher, temperature)
     training: Iterable[Pair]
-    judged: Iterable[Pair]
+    held_out: Iterable[Pair]
     if validation is None:
-        training, judged = hold_out(batches, input, share=validation_share, seed=seed)
+        training, held_out = hold_out(batches, input, share=validation_share, seed=seed)
     else:
-        training, judged = Pairs(batches, input), Pairs(validation, input, "validation")
+        training, held_out = Pairs(batches, input), Pairs(validation, input, "validation")
     with kept_rng(), borrowed(teacher if teacher is not None else nn.Identity()):
-        loss, score, n_validation = judge(model, objective, judged, seed)
+        loss, score, n_validation = judge(model, objective, held_out, seed)
         start = Epoch(
             epoch=0,
             loss=None,
@@ -128,30 +128,42 @@ def finetune(
                 "teacher": None if teacher is None else weights_digest(teacher),
             }
             store = Unfinished(checkpoint, facts, start)
-            for index, tuner in enumerate(tuners):
-                state = store.load(index)
-                if state is not None:
-                    tuner.restore(*state)
-        ended = _run(sweep, rates, tuners, training, judged, store, start, count_batches(batches), reporter(progress))
-    tuned = copy.deepcopy(model)
-    kept: tuple[float | None, Epoch] = None, start
-    for rate, tuner in zip(rates, tuners, strict=True):
-        best = max(tuner.history, key=lambda epoch: epoch.key)
-        if best.key > kept[1].key:
-            kept = rate, best
-            fill_(tuned, tuner.best)
+            _restore(tuners, store)
+        ended = _run(sweep, rates, tuners, training, held_out, store, start, count_batches(batches), reporter(progress))
+    tuned, best_rate, best_epoch = _best(model, rates, tuners, start)
     histories = zip(rates, tuners, ended, strict=True)
     return tuned, FineTuning(
         measure=objective.measure,
         optimizer=optimizer,
         start=start,
         rates=tuple(RateHistory(learning_rate=r, epochs=tuple(t.history), ended=why) for r, t, why in histories),
-        learning_rate=kept[0],
-        epoch=kept[1].epoch,
+        learning_rate=best_rate,
+        epoch=best_epoch.epoch,
         validation_samples=n_validation,
         seconds=time.perf_counter() - begin,
         library=version("tensigma"),
     )
+
+
+def _restore(tuners: Sequence[Tuner], store: Unfinished) -> None:
+    for index, tuner in enumerate(tuners):
+        state = store.load(index)
+        if state is not None:
+            tuner.restore(*state)
+
+
+def _best(
+    model: nn.Module, rates: Sequence[float], tuners: Sequence[Tuner], start: Epoch
+) -> tuple[nn.Module, float | None, Epoch]:
+    """A copy of ``model`` with the weights of the best epoch, and the rate and epoch they come from."""
+    tuned = copy.deepcopy(model)
+    best_rate, best_epoch = None, start
+    for rate, tuner in zip(rates, tuners, strict=True):
+        candidate = max(tuner.history, key=lambda epoch: epoch.key)
+        if candidate.key > best_epoch.key:
+            best_rate, best_epoch = rate, candidate
+            fill_(tuned, tuner.best)
+    return tuned, best_rate, best_epoch
 
 
 def _run(
@@ -165,12 +177,12 @@ def _run(
     n_batches: int | None,
     report: Listener,
 ) -> list[str]:
-    """Train until the sweep is done; why each rate has ended."""
+    """Train until the sweep is done, and return why each rate ended."""
     begin = time.perf_counter()
     first = done = sum(len(tuner.history) for tuner in tuners)
     samples = 0
 
-    def tell(index: int, epoch: int, loss: float, *, steps: float, total: float, seen: int) -> None:
+    def report_progress(index: int, epoch: int, loss: float, *, steps: float, total: float, seen: int) -> None:
         reached = [past.score for tuner in tuners for past in tuner.history]
         state = FineTuningProgress(
             learning_rate=rates[index],
@@ -192,33 +204,35 @@ def _run(
         epoch = len(tuner.history) + 1
         for batch, (seen, loss) in enumerate(tuner.run(training, validation), 1):
             part = 0.0 if not n_batches else min(batch / n_batches, 0.99)
-            tell(index, epoch, loss, steps=done + part, total=sweep.n_steps, seen=samples + seen)
+            report_progress(index, epoch, loss, steps=done + part, total=sweep.n_steps, seen=samples + seen)
         done, samples = done + 1, samples + tuner.history[-1].samples
         if store is not None:
             store.save(index, tuner.tensors(), tuner.history)
         decision = sweep.decide([trained.history for trained in tuners])
-        for over in decision.ended:
-            tuners[over].release()
+        for ended in decision.ended:
+            tuners[ended].release()
         if decision.next is None:
             # Rates may have ended before their last epoch: this is all there will be.
-            tell(index, epoch, tuner.history[-1].loss or math.nan, steps=done, total=done, seen=samples)
+            report_progress(index, epoch, tuner.history[-1].loss or math.nan, steps=done, total=done, seen=samples)
     return [decision.ended[index] for index in range(len(tuners))]
 
 
-def _rates(wanted: float | Sequence[float]) -> tuple[float, ...]:
-    rates = tuple(wanted) if isinstance(wanted, Sequence) else (wanted,)
+def _rates(learning_rates: float | Sequence[float]) -> tuple[float, ...]:
+    rates = tuple(learning_rates) if isinstance(learning_rates, Sequence) else (learning_rates,)
     numbers = all(isinstance(rate, int | float) and math.isfinite(rate) and rate > 0 for rate in rates)
     if not rates or not numbers or len(set(rates)) < len(rates):
-        raise InputError(f"learning_rates takes one or several different numbers above 0, such as 1e-4, got {wanted!r}")
+        raise InputError(
+            f"learning_rates takes one or several different numbers above 0, such as 1e-4, got {learning_rates!r}"
+        )
     return tuple(map(float, rates))
 
 
 def _check(*, epochs: Any, optimizer: Any, temperature: Any, patience: Any, mix: Any) -> None:
     for name, value in (("epochs", epochs), ("mix", mix), ("patience", 1 if patience is None else patience)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{name}={value!r} came; give a whole number of at least 1")
+            raise InputError(f"got {name}={value!r}; give a whole number of at least 1")
     if optimizer not in OPTIMIZERS:
-        raise InputError(f"optimizer={optimizer!r} came; choose one of {', '.join(OPTIMIZERS)}")
+        raise InputError(f"got optimizer={optimizer!r}; choose one of {', '.join(OPTIMIZERS)}")
     if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
         raise InputError(
             "got {temperature}; give a number above 0, such as 4", parameters=(f"temperature={temperature!r}",)

@@ -1,4 +1,4 @@
-"""What a fine-tuning did, learning rate by learning rate and epoch by epoch: plain data."""
+"""The history of a fine-tuning by learning rate and epoch: plain data."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ VERSION = 1
 class Epoch:
     """One epoch of one learning rate."""
 
-    #: From 1 on; 0 is the model as it came.
+    #: From 1 on; 0 is the model before training.
     epoch: int
-    #: Mean loss while training; None where it was not a number, and for epoch 0.
+    #: Mean loss while training; None if it was not finite, and for epoch 0.
     loss: float | None
-    #: Mean loss and share of hits on the validation samples, afterwards.
+    #: Mean loss and share of hits on the validation samples, after the epoch.
     validation_loss: float | None
     score: float
     #: Samples trained on.
@@ -36,13 +36,13 @@ class Epoch:
 
     @property
     def key(self) -> tuple[float, float]:
-        """What epochs are compared by, more is better: the score, then the loss."""
+        """What epochs are compared by, larger is better: the score, then the negative loss."""
         return (-1.0, 0.0) if self.validation_loss is None else (self.score, -self.validation_loss)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RateHistory:
-    """One learning rate: its epochs, and why there are no more of them."""
+    """One learning rate: its epochs, and why it ended."""
 
     learning_rate: float
     epochs: tuple[Epoch, ...]
@@ -52,7 +52,7 @@ class RateHistory:
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning:
-    """The history of all learning rates, and which epoch of which of them was kept.
+    """The history of all learning rates, and which epoch of which rate was kept.
 
     ``str(tuning)`` is a table; :meth:`to_json` gives plain data from which :meth:`from_json` makes an equal object.
 
@@ -65,13 +65,13 @@ class FineTuning:
     ('agreement', [2, 2], True)
     """
 
-    #: What the score is: "top1", the share of labels hit, or "agreement" with the teacher.
+    #: What the score is: "top1", the share of correct answers, or "agreement" with the teacher.
     measure: str
     optimizer: str
-    #: The model as it came.
+    #: The model before training.
     start: Epoch
     rates: tuple[RateHistory, ...]
-    #: What was kept; None and 0 where no epoch was better than the model as it came.
+    #: The rate and epoch that were kept; None and 0 if no epoch was better than the model before training.
     learning_rate: float | None
     epoch: int
     validation_samples: int
@@ -95,7 +95,7 @@ class FineTuning:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FineTuning:
-        """The object that :meth:`to_json` was asked for.
+        """The inverse of :meth:`to_json`.
 
         >>> start = Epoch(epoch=0, loss=None, validation_loss=0.7, score=0.5, samples=0, seconds=0.0)
         >>> tuning = FineTuning(
@@ -114,19 +114,19 @@ class FineTuning:
         if data.get("format") != FORMAT or data.get("version") != VERSION:
             raise StoreError(f"this is not a fine-tuning of version {VERSION}, written by FineTuning.to_json")
         try:
-            known = {field.name: data[field.name] for field in fields(cls)}
-            known["start"] = Epoch(**known["start"])
-            known["rates"] = tuple(
+            values = {field.name: data[field.name] for field in fields(cls)}
+            values["start"] = Epoch(**values["start"])
+            values["rates"] = tuple(
                 RateHistory(**{**rate, "epochs": tuple(Epoch(**epoch) for epoch in rate["epochs"])})
-                for rate in known["rates"]
+                for rate in values["rates"]
             )
-            return cls(**known)
+            return cls(**values)
         except (KeyError, TypeError) as error:
             raise StoreError(f"the fine-tuning is damaged: {error}") from None
 
     def __str__(self) -> str:
         header = ["learning rate", "epochs", "best epoch", "loss", "validation loss", self.measure, "ended by"]
-        rows = [["as it came", "", "", "", share(self.start.validation_loss), _percent(self.start.score), ""]]
+        rows = [["before training", "", "", "", share(self.start.validation_loss), _percent(self.start.score), ""]]
         for rate in self.rates:
             best = max(rate.epochs, key=lambda epoch: epoch.key)
             rows.append(
@@ -145,7 +145,7 @@ class FineTuning:
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuningProgress(Progress):
-    """A batch has been trained on; a step is one epoch of one learning rate, of which ``done`` counts parts too.
+    """Progress after each batch; a step is one epoch of one learning rate, and ``done`` includes fractions.
 
     >>> print(FineTuningProgress(learning_rate=1e-3, epoch=1, epochs=2, done=0.5, total=4, loss=0.3, score=None,
     ...                          samples=50, seconds=2.0))
@@ -157,11 +157,11 @@ class FineTuningProgress(Progress):
     learning_rate: float
     epoch: int
     epochs: int
-    #: Mean loss of the present epoch so far.
+    #: Mean loss of the current epoch so far.
     loss: float
     #: The best score of all rates so far; None before the first validation.
     score: float | None
-    #: Samples since the work began or went on.
+    #: Samples since the run started or resumed.
     samples: int
 
     def __str__(self) -> str:

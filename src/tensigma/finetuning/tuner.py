@@ -36,7 +36,7 @@ _NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a copy is trained, whatever its learning rate."""
+    """How copies are trained, apart from the learning rate."""
 
     optimizer: str
     momentum: float
@@ -46,14 +46,14 @@ class Settings:
     seed: int
 
     def make(self, parameters: list[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-        """The optimizer of this name."""
+        """The optimizer with these settings."""
         if self.optimizer == "adam":
             return torch.optim.Adam(parameters, learning_rate, weight_decay=self.weight_decay)
         return torch.optim.SGD(parameters, learning_rate, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
 class Objective(Protocol):
-    """What answers are compared with."""
+    """What the answers of a model are compared with."""
 
     measure: str
 
@@ -65,7 +65,7 @@ class Objective(Protocol):
 
 
 class Labels:
-    """The labels of the samples: cross-entropy, and the share of labels hit."""
+    """The labels of the samples: cross-entropy, and the share of correct answers."""
 
     measure = "top1"
 
@@ -73,7 +73,7 @@ class Labels:
         if labels is None:
             raise InputError(
                 f"batch {index} holds no labels; give (input, labels) pairs with one class number for each input, or "
-                "{teacher}, the original model, whose answers take their place",
+                "{teacher}, the original model, whose answers replace them",
                 parameters=("teacher",),
             )
         return labels
@@ -101,7 +101,7 @@ class Teacher:
         if scores.shape != target.shape:
             raise InputError(
                 f"the model gives scores of shape {tuple(scores.shape)} and the teacher {tuple(target.shape)}; the"
-                " teacher must know the same classes, as the original of a compressed model does"
+                " teacher must have the same classes, as the original of a compressed model does"
             )
         pair = (scores, target.to(scores))
         ours, theirs = (functional.log_softmax(side / self._temperature, 1) for side in pair)
@@ -151,14 +151,14 @@ class Tuner:
         self.history: list[Epoch] = []
 
     def run(self, training: Iterable[Pair], validation: Iterable[Pair]) -> Iterator[tuple[int, float]]:
-        """One more epoch, which is over when the iteration is; samples and mean loss so far after each batch."""
+        """Train one more epoch; yields the samples and the mean loss so far after each batch."""
         start = time.perf_counter()
         number, seed = len(self.history) + 1, self._settings.seed
         seed_all(seed * 1_000_003 + number)
         total, samples = 0.0, 0
         order = torch.Generator().manual_seed(seed * 1_000_003 + number)
         for index, (x, labels) in enumerate(mixed(training, self._settings.mix, order)):
-            # BatchNorm cannot train on one sample, which the end of an epoch may leave.
+            # BatchNorm cannot train on one sample, which the last batch may be.
             if len(x) == 1 and self._needs_two:
                 continue
             loss = self._step(x, labels, index)
@@ -199,11 +199,11 @@ class Tuner:
         return loss.item()
 
     def release(self) -> None:
-        """Forget everything but the history and the best weights: this was the last epoch."""
+        """Free everything but the history and the best weights: this was the last epoch."""
         self._model, self._optimizer = nn.Identity(), None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that training goes on from: present and best weights, and the optimizer's own."""
+        """Everything needed to resume: current and best weights, and the state of the optimizer."""
         assert self._optimizer is not None
         state = self._optimizer.state_dict()["state"]
         return {
@@ -218,7 +218,7 @@ class Tuner:
         }
 
     def restore(self, tensors: Mapping[str, Tensor], history: list[Epoch]) -> None:
-        """Go on from what :meth:`tensors` gave after the last epoch of ``history``."""
+        """Resume from what :meth:`tensors` gave after the last epoch of ``history``."""
         assert self._optimizer is not None
         try:
             fill_(self._model, _below(tensors, "now"))

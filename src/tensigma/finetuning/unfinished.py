@@ -1,4 +1,4 @@
-"""Unfinished fine-tunings on disk, from which a killed run goes on: safetensors and JSON in a folder.
+"""Unfinished fine-tunings on disk, so that a killed run can resume: safetensors and JSON in a folder.
 
 Each learning rate has a file of its own, replaced as a whole after each of its epochs: weights, best weights, state of
 the optimizer, and the history in the header. What to do next follows from the histories alone, so there is no other
@@ -29,7 +29,7 @@ _RUN = "run.json"
 
 
 class Unfinished:
-    """A folder with the state of one fine-tuning. ``facts`` must stay the same for the rest to fit the beginning."""
+    """A folder with the state of one fine-tuning. ``facts`` must be the same when the run resumes."""
 
     def __init__(self, folder: str | os.PathLike[str], facts: Mapping[str, Any], start: Epoch) -> None:
         self.folder = Path(folder)
@@ -46,12 +46,12 @@ class Unfinished:
     def save(self, index: int, tensors: Mapping[str, Tensor], history: list[Epoch]) -> None:
         """The state of learning rate ``index`` after an epoch."""
         with whole_file(self._file(index)) as partial:
-            # Copies, because the file format knows no tensors that share memory.
+            # Copies, because the file format does not support tensors that share memory.
             plain = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
             save_file(plain, partial, metadata={"history": json.dumps([asdict(epoch) for epoch in history])})
 
     def load(self, index: int) -> tuple[dict[str, Tensor], list[Epoch]] | None:
-        """What was saved of learning rate ``index``, or None where it has not finished an epoch."""
+        """The saved state of learning rate ``index``, or None if it has not finished an epoch."""
         file = self._file(index)
         if not file.exists():
             return None
@@ -74,22 +74,22 @@ class Unfinished:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{self.folder / _RUN} cannot be read: {error}") from error
         for key, value in facts.items():
-            # Through JSON, as the stored one went.
+            # Through JSON, like the stored value.
             if before.get(key) != json.loads(json.dumps(value)):
                 raise StoreError(
                     f"{self.folder} belongs to a fine-tuning with {key}={before.get(key)!r}, this one has"
-                    f" {key}={value!r}; go on with the same settings, or choose another checkpoint folder"
+                    f" {key}={value!r}; resume with the same settings, or choose another checkpoint folder"
                 )
         pairs = zip((first.score, first.validation_loss), (start.score, start.validation_loss), strict=True)
         if not all(math.isclose(old or 0.0, new or 0.0, rel_tol=1e-3, abs_tol=1e-6) for old, new in pairs):
             raise StoreError(
-                f"{self.folder} belongs to a fine-tuning on other validation samples (the model as it came scored"
+                f"{self.folder} belongs to a fine-tuning on other validation samples (before training the model scored"
                 f" {first.score:.4f} on them, and {start.score:.4f} on these); choose another checkpoint folder"
             )
 
 
 def remove_unfinished(folder: str | os.PathLike[str]) -> None:
-    """Remove the state of a fine-tuning, and the folder where nothing else is in it."""
+    """Remove the state of a fine-tuning, and the folder if nothing else is in it."""
     place = Path(folder)
     for file in (*place.glob("rate-*.safetensors"), place / _RUN):
         file.unlink(missing_ok=True)
