@@ -93,7 +93,7 @@ class Report:
         return self.page.spectra
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy, or whoever it is sent to, has the data and not the function with the model behind it.
+        # Copies and pickles hold the data instead of the function, which would hold the model.
         return {f.name: getattr(self, f.name) for f in fields(self)} | {"page_data": self.page}
 
     def with_notes(self, **notes: Any) -> Report:

@@ -1,9 +1,9 @@
-"""Sharing out a budget: the trade between cost and error of several layers, from the curve of each.
+"""Sharing out a budget: the trade-off between cost and error of several layers, from the curve of each.
 
 The loss that is shared out is the sum of the losses of all layers, −log(1 − e²) with e the relative error, each with
-its weight, which is 1 unless asked for otherwise. Going along the convex hulls of the layers' curves, steepest step
-first, visits every Lagrangian optimum in turn; what a budget has left over after the last step that fits is spent on
-options between the corners.
+its weight, 1 by default. Going along the convex hulls of the layers' curves, steepest step first, visits every
+Lagrangian optimum in turn; what is left of a budget after the last step that fits is spent on options between the
+corners.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Allocation:
 
     @property
     def cheapest(self) -> float:
-        """What the layers cost at least."""
+        """The lowest cost of all layers together."""
         return sum(self._price(front[0]) for front in self._fronts.values())
 
     @cached_property
@@ -40,7 +40,7 @@ class Allocation:
             for before, after in pairwise(hull(front, self.measure)):
                 saved = self._saved(name, before, after)
                 steps.append((saved / (self._price(after) - self._price(before)), name, after))
-        # Hulls are convex, so the steps of one layer come in their own order.
+        # Hulls are convex, so the steps of one layer stay in order.
         return [(name, option) for _, name, option in sorted(steps, key=lambda step: -step[0])]
 
     @cached_property

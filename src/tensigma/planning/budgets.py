@@ -12,7 +12,7 @@ from tensigma.planning.curves import Measure
 
 @dataclass(frozen=True)
 class Budget(ABC):
-    """One number that the whole model must keep to; what it means is said by each kind."""
+    """One number that the whole model must keep to; subclasses define its meaning."""
 
     share: float
 
@@ -28,11 +28,11 @@ class CostBudget(Budget):
     """The share of the original's cost that may remain, by one measure of cost."""
 
     unit: ClassVar[str]
-    #: What of an option counts.
+    #: The cost of an option that counts.
     field: ClassVar[Measure]
 
     def show(self, amount: float) -> str:
-        """An amount of it, for a reader."""
+        """An amount with its unit, as text."""
         return f"{amount:,} {self.unit}"
 
 

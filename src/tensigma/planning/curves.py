@@ -1,4 +1,4 @@
-"""What each way to treat a layer costs and how wrong it makes the layer: the curves that a budget is shared out by."""
+"""The cost and error of each way to treat a layer: the curves by which a budget is shared out."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tensigma.layers import Cost
 from tensigma.linalg import RankTuple
 from tensigma.solving import Candidate, Method, energy_views
 
-#: By what a cost is measured.
+#: The unit of cost.
 Measure = Literal["params", "macs", "seconds"]
-# A layer that keeps nothing has lost all, and not more.
+# The largest squared error that counts, so that the loss stays finite: a layer cannot lose more than everything.
 _MOST = 1 - 1e-9
 
 
@@ -26,7 +26,7 @@ class Option:
     cost: Cost
     #: Expected squared relative error under the norm of the plan.
     error2: float
-    #: Measured time; None where it was not asked for.
+    #: Measured time; None if it was not measured.
     seconds: float | None = None
 
     @property
@@ -35,7 +35,7 @@ class Option:
 
     @property
     def loss(self) -> float:
-        """What a budget is shared out by: −log of the share of the output's energy that the layer keeps.
+        """The loss by which a budget is shared out: −log of the share of the output's energy that the layer keeps.
 
         For small errors it is the squared error. Large ones count more, because what layers keep multiplies.
 
@@ -45,7 +45,7 @@ class Option:
         return -math.log1p(-min(self.error2, _MOST))
 
     def price(self, measure: Measure) -> float:
-        """What the option costs by this measure; whole numbers but for seconds."""
+        """The cost of the option by this measure; a whole number except for seconds."""
         if measure == "seconds":
             assert self.seconds is not None
             return self.seconds
@@ -53,7 +53,7 @@ class Option:
 
 
 def curve(layer: Candidate) -> list[Option]:
-    """Every option worth having for a layer, the layer as it is among them."""
+    """Every option worth having for a layer, the dense layer included."""
     dense = layer.cost(None)
     options = [Option(None, None, dense, 0.0)]
     views = energy_views(layer.kernels, layer.norm.targets(layer.geometry, layer.stats))
@@ -61,7 +61,7 @@ def curve(layer: Candidate) -> list[Option]:
     total = sum(shares)
     for method in layer.choices:
         curves = [method.errors(kernel, metric) for kernel, metric in views]
-        # Groups of a layer share their ranks; what they lose adds up by the energy each carries.
+        # The groups of a layer share their ranks; their losses add up, weighted by energy.
         for points in zip(*curves, strict=True):
             ranks = points[0][0]
             lost = sum(share * error2 for share, (_, error2) in zip(shares, points, strict=True))
@@ -87,7 +87,7 @@ def pareto(options: Sequence[Option], measure: Measure) -> list[Option]:
 
 
 def hull(front: Sequence[Option], measure: Measure) -> list[Option]:
-    """The options of a Pareto front that are best for some price of cost in loss: its lower convex hull."""
+    """The lower convex hull of a Pareto front: options that are best for some exchange rate of cost and loss."""
     corners: list[Option] = []
     for option in front:
         while len(corners) > 1 and _gain(corners[-2], option, measure) >= _gain(corners[-2], corners[-1], measure):
@@ -97,5 +97,5 @@ def hull(front: Sequence[Option], measure: Measure) -> list[Option]:
 
 
 def _gain(cheaper: Option, dearer: Option, measure: Measure) -> float:
-    """Loss saved per unit of cost by going from one option to a dearer one."""
+    """Loss saved per unit of cost by moving from one option to a more expensive one."""
     return (cheaper.loss - dearer.loss) / (dearer.price(measure) - cheaper.price(measure))

@@ -29,8 +29,6 @@ from tensigma.running import (
 )
 
 Kind = Literal["auto", "agreement", "accuracy"]
-
-
 _KINDS = ("auto", "agreement", "accuracy")
 
 
@@ -40,17 +38,17 @@ class Drop(Budget):
 
     Without labels, an answer is lost where the model disagrees with the original: 0.01 asks for agreement on 99 of 100
     held-out samples. With labels in every batch, what counts is the share of right answers: 0.01 lets top-1 accuracy
-    fall by one point below the original's, both measured on the held-out samples. ``measure`` settles it.
+    fall by one point below the original's, both measured on the held-out samples. ``measure`` sets it explicitly.
 
-    Plans from the front are tried one after the other: solved, put into a copy of the model, judged. Sizes are
-    bisected, as if more parameters always kept more. That is nearly but not strictly so; the plan that comes back was
-    itself measured and kept enough, but a smaller one that was never tried might have done so too.
+    Plans from the front are tried in turn: solved, put into a copy of the model and measured. Sizes are bisected as if
+    more parameters always kept more. That is nearly but not strictly so: the returned plan was itself measured and kept
+    enough, but a smaller one that was not tried might have done so too.
 
     Args:
         share: What may be lost, from 0 up to but not including 1.
-        measure: ``"agreement"`` (labels are not read), ``"accuracy"`` (labels are needed), or ``"auto"``: accuracy
-            where every batch has labels and the original knows them, agreement with a warning where it does not.
-        trials: How many plans are tried. Each halves the range in which the size may lie.
+        measure: ``"agreement"`` (labels are not read), ``"accuracy"`` (labels are needed), or ``"auto"``: accuracy if
+            every batch has labels that fit the original, otherwise agreement, with a warning if labels do not fit.
+        trials: How many plans are tried. Each halves the range of possible sizes.
 
     >>> Drop(0.01)
     Drop(share=0.01, measure='auto', trials=8)
@@ -84,7 +82,7 @@ class SearchProgress(Progress):
     #: Agreement or accuracy of the model it gives.
     kept: float
     measure: str
-    #: Whether that is as much as was asked for.
+    #: Whether that is enough for the budget.
     enough: bool
 
     def __str__(self) -> str:
@@ -94,12 +92,12 @@ class SearchProgress(Progress):
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """How often a model answers as it should, and how often the original does."""
+    """How often a model answers correctly or like the original, and how often the original does."""
 
     measure: str
     samples: int
     hits: int
-    #: Of the original; all of them where agreement is measured.
+    #: Hits of the original; all samples if agreement is measured.
     original_hits: int
 
     @property
@@ -108,7 +106,7 @@ class Kept:
 
     @property
     def lost(self) -> float:
-        """The share of samples that was lost against the original; negative where something was won."""
+        """The share of samples lost compared with the original; negative if the model is better."""
         return (self.original_hits - self.hits) / self.samples
 
 
@@ -116,10 +114,10 @@ class Judge:
     """Compares models with the original on held-out batches, which are read once for every comparison.
 
     Args:
-        measure: ``"auto"`` counts right answers where every batch has labels that the original knows, and agreement
-            with the original otherwise.
-        losable: The share of answers that may be lost. Where the original itself is right less often than that,
-            nothing could be lost, and its accuracy measures nothing.
+        measure: ``"auto"`` counts right answers if every batch has labels that fit the original, and agreement with
+            the original otherwise.
+        losable: The share of answers that may be lost. If the original itself is right no more often than that, any
+            model would pass, so accuracy is not used.
     """
 
     def __init__(
@@ -136,26 +134,28 @@ class Judge:
         self._batches.check_rereadable("a search by Drop")
 
     def __call__(self, model: nn.Module) -> Kept:
-        mine, original = Tally(), Tally()
+        tally, original = Tally(), Tally()
         with torch.no_grad(), borrowed(model), borrowed(self.original):
             for batch in self._batches:
                 labels = None if self.measure == "agreement" else batch.labels
-                scores, reference = (scores_of(run(each, batch), batch.index).cpu() for each in (model, self.original))
-                mine.add(scores, labels, reference)
+                scores, reference = (
+                    scores_of(run(network, batch), batch.index).cpu() for network in (model, self.original)
+                )
+                tally.add(scores, labels, reference)
                 original.add(reference, labels)
         labelled, foreign, samples, agreed, hits, original_hits = _together(
-            mine.labelled and self.measure != "agreement",
-            mine.foreign,
-            mine.samples,
-            mine.agreed,
-            mine.hits,
+            tally.labelled and self.measure != "agreement",
+            tally.foreign,
+            tally.samples,
+            tally.agreed,
+            tally.hits,
             original.hits,
         )
         if self.measure == "accuracy" and not labelled:
             raise InputError("Drop(measure='accuracy') needs labels in every batch of data; 'agreement' needs none")
         doubt = self._doubt(foreign, original_hits / samples, original.classes) if labelled else None
         if doubt is not None and self.measure == "accuracy":
-            raise InputError(f"Drop(measure='accuracy'): {doubt}; check the labels, or measure='agreement'")
+            raise InputError(f"Drop(measure='accuracy'): {doubt}; check the labels, or use measure='agreement'")
         if doubt is not None:
             warnings.warn(f"agreement is measured instead of accuracy: {doubt}", CalibrationWarning, stacklevel=2)
         if labelled and doubt is None:
@@ -163,10 +163,10 @@ class Judge:
         return Kept(measure="agreement", samples=samples, hits=agreed, original_hits=samples)
 
     def _doubt(self, foreign: int, accuracy: float, classes: int) -> str | None:
-        """Why what comes with the batches cannot be the labels of this model."""
+        """Why the labels in the batches cannot be those of this model; None if they can."""
         if foreign:
             return f"some labels lie outside the {classes} classes of the model"
-        # A tenth of the way from guessing to perfection is too little to tell the model's labels from any others.
+        # A tenth of the way from guessing to perfect is too little to tell the model's labels from any others.
         guessing = 1 / classes if self.measure == "auto" else 0.0
         least = max(guessing + 0.1 * (1 - guessing) if guessing else 0.0, self.losable)
         if accuracy <= least:
@@ -175,7 +175,7 @@ class Judge:
 
 
 def _together(labelled: bool, *counts: int) -> tuple[Any, ...]:
-    """The counts of all processes under ``torchrun`` together, each of which has its own share of the data."""
+    """The counts summed over all processes under ``torchrun``, each of which has its own share of the data."""
     if rank_and_size()[1] == 1:
         return (labelled, *counts)
     with process_group(None):
@@ -192,9 +192,9 @@ def smallest_plan(
     searched_on: str | None = None,
     report: Listener = silent,
 ) -> Plan:
-    """The smallest plan tried that loses no more than ``drop`` allows; the one that changes nothing where none does.
+    """The smallest plan tried that loses no more than ``drop`` allows; the one that changes nothing if none does.
 
-    ``build`` carries a plan out and ``judge`` measures the model on data that is called ``searched_on``.
+    ``build`` carries out a plan, and ``judge`` measures the model, on data named ``searched_on``.
     """
     start = time.perf_counter()
     low, high = front.trade(Params)[0].share, 1.0

@@ -25,9 +25,9 @@ from tensigma.solving import SVD_METHOD, Candidate, energy_views, means
 
 #: Small enough that a layer is disturbed and not destroyed, large enough to stand out from rounding.
 _ERROR2 = 0.05
-# Effects further apart than this rest on a handful of samples more than on the layers.
+# Effects further apart than this depend more on a handful of samples than on the layers.
 _RANGE = 100.0
-#: Backward passes for every forward pass. One is too noisy where a model is sure of most of its answers.
+#: Backward passes for every forward pass. One is too noisy if a model is sure of most of its answers.
 _DRAWS = 2
 #: Bytes that the activations of one forward pass may take, roughly.
 _BYTES = 400 * 10**6
@@ -35,7 +35,7 @@ _BYTES = 400 * 10**6
 
 @dataclass(frozen=True, kw_only=True)
 class EffectProgress(Progress):
-    """What errors in the layers do to the answers to some samples has been measured; steps are samples.
+    """The effects of errors in the layers have been measured on some samples; steps are samples.
 
     >>> print(EffectProgress(done=16, total=64, seconds=1.0))
     effects of errors, 16 of 64 samples
@@ -50,10 +50,10 @@ class EffectProgress(Progress):
 def measured_effects(
     model: nn.Module, layers: Sequence[Candidate], probe: Probe, *, report: Listener = silent
 ) -> dict[str, float]:
-    """Layer name → effect of its errors on the answers, with a geometric mean of 1; nothing where none was felt.
+    """Layer name → effect of its errors on the answers, with a geometric mean of 1; empty if no error has an effect.
 
-    Layers that cannot be disturbed so, because all their output directions but one are empty or the norm weighs single
-    entries, have an effect of 1.
+    Layers that cannot be disturbed this way, because all their output directions but one are empty or the norm weighs
+    single entries, have an effect of 1.
     """
     start = time.perf_counter()
     disturbances = {}
@@ -74,47 +74,46 @@ def measured_effects(
                         sums[name] += square / _DRAWS
                 done += len(inputs)
                 report(EffectProgress(done=done, total=probe.samples, seconds=time.perf_counter() - start))
-    felt = {name: total / disturbances[name].error2 for name, total in sums.items()}
-    effects = normalised(felt)
+    effects = normalised({name: total / disturbances[name].error2 for name, total in sums.items()})
     return {layer.name: effects.get(layer.name, 1.0) for layer in layers} if effects else {}
 
 
 def normalised(effects: Mapping[str, float]) -> dict[str, float]:
-    """The same with a geometric mean of 1, none of them beyond a hundred times or below a hundredth of the median.
+    """The same with a geometric mean of 1, clipped to between a hundredth and a hundred times the median.
 
     >>> normalised({"a": 1.0, "b": 4.0})
     {'a': 0.5, 'b': 2.0}
     """
-    sound = sorted(effect for effect in effects.values() if 0 < effect < math.inf)
-    if not sound:
+    usable = sorted(effect for effect in effects.values() if 0 < effect < math.inf)
+    if not usable:
         return {}
-    middle = sound[len(sound) // 2]
-    bounded = {name: min(max(effect, middle / _RANGE), middle * _RANGE) for name, effect in effects.items()}
-    mean = math.exp(sum(map(math.log, bounded.values())) / len(bounded))
-    return {name: effect / mean for name, effect in bounded.items()}
+    median = usable[len(usable) // 2]
+    clipped = {name: min(max(effect, median / _RANGE), median * _RANGE) for name, effect in effects.items()}
+    mean = math.exp(sum(map(math.log, clipped.values())) / len(clipped))
+    return {name: effect / mean for name, effect in clipped.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class _Disturbance:
     """The weakest output directions of one layer, and the share of its energy that they carry."""
 
-    #: One basis for each group, (t/groups, directions).
+    #: One basis per group, (t/groups, directions).
     bases: tuple[Tensor, ...]
-    #: What the output is measured from, (t).
+    #: The point that the output is measured from, (t).
     centre: Tensor
     error2: float
     n_spatial: int
 
     @classmethod
     def of(cls, layer: Candidate, module: nn.Module) -> _Disturbance | None:
-        """The directions whose energy is nearest to what is wanted; None where no number of them carries any."""
+        """The weakest directions whose energy is nearest to ``_ERROR2``; None if they carry none."""
         geometry = layer.geometry
         if SVD_METHOD.why_not(geometry, layer.norm) is not None:
             return None
         spectra = replace(layer, method=SVD_METHOD).spectra
         (largest,) = SVD_METHOD.max_ranks(geometry.kernel_shape)
         errors = {rank: spectra.svd_error(rank) ** 2 for rank in range(1, largest)}
-        # Directions that carry nothing leave rounding, which says nothing about the layer.
+        # Without directions that carry no energy: leaving them out would measure only rounding.
         errors = {rank: error2 for rank, error2 in errors.items() if error2 > 1e-6}
         if not errors:
             return None
@@ -141,17 +140,17 @@ class _Disturbance:
 
 @contextmanager
 def _listening(model: nn.Module, disturbances: Mapping[str, _Disturbance]) -> Iterator[dict[str, Tensor]]:
-    """While a backward pass runs, by how much the disturbance of each layer moves what the pass started from.
+    """By how much the disturbance of each layer moves the value that a backward pass inside the block starts from.
 
-    One number for each sample; layers that are called several times are disturbed in all calls at once.
+    One number per sample; layers that are called several times are disturbed in all calls at once.
     """
     moved: dict[str, Tensor] = {}
 
     def listen(name: str) -> Callable[..., Any]:
         def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-            # The change is computed now, because what follows may work in place.
+            # The change is computed now, because later modules may work in place.
             change = disturbances[name].change(output.detach())
-            # Inputs that are whole numbers have no gradient to begin with.
+            # Inputs of whole numbers have no gradient.
             tracked = output if output.requires_grad else output.detach().requires_grad_().clone()
 
             def add(gradient: Tensor) -> None:
@@ -169,7 +168,7 @@ def _listening(model: nn.Module, disturbances: Mapping[str, _Disturbance]) -> It
 
 
 def _squares(model: nn.Module, probe: Probe, batch: Batch, moved: dict[str, Tensor]) -> Iterator[dict[str, float]]:
-    """For each draw, the sum over samples of the squared move of each layer."""
+    """For each draw, the squared move of each layer, summed over samples."""
     inputs = batch.inputs.detach().clone()
     if inputs.is_floating_point():
         inputs.requires_grad_()
@@ -182,7 +181,7 @@ def _squares(model: nn.Module, probe: Probe, batch: Batch, moved: dict[str, Tens
 
 
 def _piece(layers: Sequence[Candidate]) -> int:
-    """Samples at a time, so that activations stay small."""
-    # Outputs are kept by autograd, once more by what follows them, and as changes.
+    """How many samples to run at a time, so that activations stay small."""
+    # Outputs are kept by autograd, once more by the module after them, and as changes.
     sizes = [layer.calls * math.prod(layer.stats.output_shape) for layer in layers if layer.stats is not None]
     return max(1, min(64, int(_BYTES / (12 * sum(sizes) or 1))))

@@ -24,7 +24,7 @@ class Entry(ABC):
     #: None for a layer that Tensigma cannot read; its parameters count among the rest of the model.
     geometry: Geometry | None
     norm: Norm
-    #: Spatial size of the layer's input, or None where none has been seen; MACs are then unknown.
+    #: Spatial size of the layer's input, or None if unknown; MACs are then unknown too.
     input_size: tuple[int, ...] | None = None
     #: How often a sample passes through the layer at that size.
     calls: float = 1.0
@@ -32,7 +32,7 @@ class Entry(ABC):
     @property
     @abstractmethod
     def label(self) -> str:
-        """What becomes of the layer, in a word or two."""
+        """How the layer is treated, in a word or two."""
 
     @property
     @abstractmethod
@@ -51,7 +51,7 @@ class Entry(ABC):
 
     @property
     def after(self) -> Cost:
-        """What it will cost, a bias that it gains included."""
+        """What it will cost, including a bias that it gains."""
         return self._cost(self.format)
 
     def _cost(self, format: Format | None) -> Cost:
@@ -60,7 +60,7 @@ class Entry(ABC):
         return layer_cost(self.geometry, format, self.input_size, self.norm, self.calls)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data. Costs are written for readers; they are computed again when it is read back."""
+        """Plain data. Costs are written for readers and computed again when it is read back."""
         return {
             "norm": self.norm.name,
             "input_size": None if self.input_size is None else list(self.input_size),
@@ -81,10 +81,10 @@ class DenseEntry(Entry):
 
     #: Why the layer stays as it is.
     reason: str
-    #: What it would take if it were compressed after all; None where Tensigma cannot read it.
+    #: The method it would take if it were compressed; None if Tensigma cannot read the layer.
     method: Method | None = None
 
-    # What a compressed layer has, for whoever reads all entries alike.
+    # Field of a compressed entry, so that all entries can be read alike.
     error: None = None
 
     @property
@@ -121,15 +121,15 @@ class CompressedEntry(Entry):
 
     geometry: Geometry
     treatment: Treatment
-    #: Expected relative error under the norm, where it is known before anything is solved.
+    #: Expected relative error under the norm; None if it is unknown before solving.
     error: float | None = None
 
-    # What a dense layer has, for whoever reads all entries alike.
+    # Field of a dense entry, so that all entries can be read alike.
     reason: None = None
 
     @classmethod
     def of(cls, name: str, treatment: Treatment, **fields: Any) -> CompressedEntry:
-        """The entry of a layer that is treated so."""
+        """The entry of a layer with this treatment."""
         return cls(name=name, geometry=treatment.geometry, norm=treatment.norm, treatment=treatment, **fields)
 
     @property
@@ -184,13 +184,13 @@ def _entry(name: str, data: Mapping[str, Any]) -> DenseEntry | CompressedEntry:
     geometry = None if data["geometry"] is None else _geometry(data["geometry"])
     norm = norm_of(data["norm"])
     method = None if data["method"] is None else method_of(data["method"], geometry)
-    where: dict[str, Any] = {
+    usage: dict[str, Any] = {
         "input_size": None if data.get("input_size") is None else tuple(data["input_size"]),
         "calls": float(data.get("calls", 1.0)),
     }
     if data["ranks"] is None:
         reason = data.get("reason") or "left dense in the plan's file"
-        return DenseEntry(name=name, geometry=geometry, norm=norm, method=method, reason=reason, **where)
+        return DenseEntry(name=name, geometry=geometry, norm=norm, method=method, reason=reason, **usage)
     if method is None or geometry is None:
         raise StoreError("it has ranks but no method or geometry")
     treatment = Treatment(
@@ -200,11 +200,11 @@ def _entry(name: str, data: Mapping[str, Any]) -> DenseEntry | CompressedEntry:
         format=method.format(method.check_ranks(data["ranks"], geometry.kernel_shape)),
         options=dict(data.get("options") or {}),
     )
-    return CompressedEntry.of(name, treatment, error=data.get("error"), **where)
+    return CompressedEntry.of(name, treatment, error=data.get("error"), **usage)
 
 
 def _check_keys(name: str, data: Mapping[str, Any]) -> None:
-    """A key that nothing reads is a typing mistake, which must not be passed over in silence."""
+    """Refuse keys that nothing reads: they are typing mistakes."""
     for key in data if isinstance(data, Mapping) else ():
         if key not in _KEYS:
             close = difflib.get_close_matches(key, _KEYS, n=1)

@@ -1,4 +1,4 @@
-"""The whole Pareto front of a model: curves found once, a plan for any budget at once."""
+"""The whole Pareto front of a model: curves computed once, then a plan for any budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tensigma.planning.plans import Plan
 from tensigma.running import Listener, Wanted, WeightedProgress, reporter, runtime_facts, silent
 from tensigma.solving import Candidate, Method, Solutions, Treatment
 
-# Small layers take as long as their solvers take to start, whatever their size.
+# Small layers take as long as their solvers need to start, whatever their size.
 _SMALLEST = 2_000_000
 
 
@@ -48,7 +48,7 @@ class FrontPoint:
 
 
 class ParetoFront:
-    """The trade between size and error of a whole model, as :meth:`tensigma.Plan.front` gives it.
+    """The trade-off between size and error of a whole model, as :meth:`tensigma.Plan.front` gives it.
 
     >>> import torch
     >>> from torch import nn
@@ -77,7 +77,7 @@ class ParetoFront:
         self._timed: dict[Latency, _Priced] = {}
         #: How much the loss of each layer counts; 1 for those that are not named.
         self.weights: Mapping[str, float] = {}
-        #: Layer name → everything that may become of it.
+        #: Layer name → its options.
         self.curves: Mapping[str, list[Option]] = _curves(self._candidates, report)
 
     def weighted(self, weights: Mapping[str, float]) -> ParetoFront:
@@ -87,12 +87,12 @@ class ParetoFront:
         return other
 
     def plan(self, budget: CostBudget, *, progress: Wanted = False) -> Plan:
-        """The plan for this budget. Nothing is computed that was not before, so it takes milliseconds.
+        """The plan for this budget. All curves are known already, so it takes milliseconds.
 
-        Only for :class:`~tensigma.Latency` are shapes timed that never were on this machine; ``progress`` tells of it.
+        Only :class:`~tensigma.Latency` times shapes that are new to this machine; ``progress`` reports it.
         """
         if not isinstance(budget, CostBudget):
-            raise InputError(f"the front knows costs alone: Params, Macs or Latency; {budget!r} needs tensigma.plan")
+            raise InputError(f"the front takes Params, Macs or Latency, got {budget!r}; use tensigma.plan for it")
         priced = self._priced(budget, reporter(progress))
         allocation = Allocation(priced.curves, budget.field, self.weights)
         smallest, limit = priced.rest + allocation.cheapest, budget.share * priced.total
@@ -122,7 +122,7 @@ class ParetoFront:
         )
 
     def trade(self, budget: CostBudget | type[CostBudget] = Params) -> list[FrontPoint]:
-        """Every corner of the front, by rising share of the parameters (or of what else the kind of budget counts)."""
+        """Every corner of the front, by rising share of the parameters (or whatever else the budget counts)."""
         kind = budget(1.0) if isinstance(budget, type) else budget
         priced = self._priced(kind, silent)
         corners = Allocation(priced.curves, kind.field, self.weights).corners
@@ -133,7 +133,7 @@ class ParetoFront:
         name = type(budget).__name__
         if not isinstance(budget, Params) and any(layer.input_size is None for layer in self._candidates):
             raise InputError(
-                f"{name}(…) needs {{stats}} (from tensigma.calibrate), which know the size of every layer's input",
+                f"{name}(…) needs {{stats}} (from tensigma.calibrate), which hold the size of every layer's input",
                 parameters=("stats",),
             )
         if isinstance(budget, Latency):
@@ -160,7 +160,7 @@ class ParetoFront:
 
 @dataclass(frozen=True)
 class _Priced:
-    """Options in the unit of a budget, what the model costs now, and what of it the budget does not decide."""
+    """Options in the unit of a budget, the cost of the model now, and the cost that the budget does not decide."""
 
     curves: Mapping[str, Sequence[Option]]
     total: float
@@ -181,7 +181,7 @@ def _curves(layers: Sequence[Candidate], report: Listener) -> dict[str, list[Opt
 
 
 def dense_entry(layer: Candidate, reason: str) -> DenseEntry:
-    """A candidate that stays as it is after all."""
+    """The entry of a candidate that stays dense."""
     return DenseEntry(
         name=layer.name,
         geometry=layer.geometry,
@@ -196,7 +196,7 @@ def dense_entry(layer: Candidate, reason: str) -> DenseEntry:
 def compressed_entry(
     layer: Candidate, method: Method, ranks: RankTuple, *, error: float | None = None
 ) -> CompressedEntry:
-    """A candidate that takes a method with its ranks."""
+    """The entry of a candidate that takes a method with its ranks."""
     treatment = Treatment(
         geometry=layer.geometry,
         method=method,

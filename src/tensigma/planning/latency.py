@@ -1,4 +1,4 @@
-"""A budget of time: what each option of a layer takes on this machine."""
+"""A budget of time: how long each option of a layer takes on this machine."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Clock:
     ) -> dict[str, list[Option]]:
         """The options of every layer with ranks in whole blocks, timed; the layer as it is comes first."""
         start = time.perf_counter()
-        # Layers of one shape share their times, and are told of once.
+        # Layers of one shape share their times and are reported once.
         shapes: dict[Any, list[Candidate]] = {}
         for layer in layers:
             shapes.setdefault((layer.geometry, layer.input_size), []).append(layer)
@@ -106,15 +106,15 @@ class Clock:
         return {layer.name: priced[layer.name] for layer in layers}
 
     def entries(self, entries: Sequence[DenseEntry | CompressedEntry]) -> tuple[float, float]:
-        """Time of layers whose treatment is settled, as they are and as they will be."""
-        known = [entry for entry in entries if entry.geometry is not None and entry.input_size is not None]
-        if not known:
+        """Time of layers whose treatment is settled, before and after."""
+        sized = [entry for entry in entries if entry.geometry is not None and entry.input_size is not None]
+        if not sized:
             return 0.0, 0.0
-        before = [self._chain(entry, None) for entry in known]
-        after = [self._chain(entry, entry.format) for entry in known]
+        before = [self._chain(entry, None) for entry in sized]
+        after = [self._chain(entry, entry.format) for entry in sized]
         seconds = self.table.seconds([*before, *after])
-        calls = [entry.calls for entry in known]
-        return sum(map(mul, calls, seconds)), sum(map(mul, calls, seconds[len(known) :]))
+        calls = [entry.calls for entry in sized]
+        return sum(map(mul, calls, seconds)), sum(map(mul, calls, seconds[len(sized) :]))
 
     def _price(self, layer: Candidate, options: Sequence[Option]) -> list[Option]:
         blocks = _in_blocks(layer, options)
@@ -124,15 +124,15 @@ class Clock:
         chains = {
             method: [self._chain(layer, method.format(ranks)) for ranks in path] for method, path in paths.items()
         }
-        # All of a shape in one go: times that are compared are measured in turns.
+        # All chains of a shape at once: times that are compared are measured in turns.
         self.table.seconds([dense, *(chain for path in chains.values() for chain in path)])
         priced = [replace(options[0], seconds=layer.calls * self.table.seconds([dense])[0])]
         for option in blocks:
             assert option.method is not None
             assert option.ranks is not None
-            known = chains[option.method]
+            timed = chains[option.method]
             macs = self._chain(layer, option.method.format(option.ranks)).macs
-            seconds = layer.calls * _between(macs, known, self.table.seconds(known))
+            seconds = layer.calls * _between(macs, timed, self.table.seconds(timed))
             priced.append(replace(option, seconds=seconds))
         return priced
 
@@ -153,8 +153,8 @@ def in_blocks(rank: int, largest: int) -> int:
 
 
 def _in_blocks(layer: Candidate, options: Sequence[Option]) -> list[Option]:
-    """Options with ranks raised to whole blocks. Each takes the lowest error among those that became it, which is no
-    lower than its own."""
+    """Options with ranks raised to whole blocks. Each takes the lowest error among the options raised to it, which is
+    no lower than its own."""
     best: dict[tuple[Method, RankTuple], Option] = {}
     shape = layer.geometry.kernel_shape
     for option in options:
@@ -180,13 +180,13 @@ def _path(method: Method, options: Sequence[Option], shape: tuple[int, ...]) -> 
 
 
 def _between(macs: int, chains: Sequence[Chain], seconds: Sequence[float]) -> float:
-    """Time at so many multiply-adds, on a line that never falls through the chains that were timed.
+    """Time at ``macs`` multiply-adds, on a line through the timed chains that never falls.
 
-    Ranks that do not rise together, as Tucker-2 may have, take the time of those that do and multiply as much.
+    Ranks that do not rise together, as in Tucker-2, take the time of those that do with as many multiply-adds.
     """
-    known = sorted(zip((chain.macs for chain in chains), seconds, strict=True))
-    rising = np.maximum.accumulate([second for _, second in known])
-    return float(np.interp(macs, [count for count, _ in known], rising))
+    points = sorted(zip((chain.macs for chain in chains), seconds, strict=True))
+    rising = np.maximum.accumulate([second for _, second in points])
+    return float(np.interp(macs, [count for count, _ in points], rising))
 
 
 def _shape(geometry: Geometry) -> str:

@@ -1,6 +1,6 @@
-"""What only a report page needs, as plain data: a plan at some tens of budgets, and how errors fall with rank.
+"""Data that only a report page needs: plans for some tens of budgets, and how errors fall with rank.
 
-It is computed when a page is asked for.
+It is computed when a page is requested.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tensigma.planning.plans import Front, Plan
 from tensigma.solving import energy_views
 
 FRONT_VERSION = 1
-#: How many budgets are worked out for each measure of cost, the plan itself aside.
+#: How many budgets are planned for each measure of cost, besides the plan itself.
 N_BUDGETS = 40
 
-#: Points kept of each curve of errors by rank.
+#: Points kept of each curve of error by rank.
 N_POINTS = 48
 # Eigenvalues of more directions than this would take longer than the picture is worth.
 _LARGEST = 2048
@@ -35,10 +35,10 @@ _DIGITS = 5
 
 
 def front_data(plan: Plan, *, n_budgets: int = N_BUDGETS) -> dict[str, Any] | None:
-    """All budgets of ``plan`` at a glance, as dicts, lists, numbers and strings; None where it knows no front.
+    """All budgets of ``plan`` at a glance, as dicts, lists, numbers and strings; None if it has no front.
 
-    ``layers`` holds what may become of each layer that shares the budget, as ``[method, ranks, parameters, MACs,
-    expected error]`` (method and ranks None: as it is). ``measures`` holds for ``params`` and, where input sizes are
+    ``layers`` holds the options of each layer that shares the budget, as ``[method, ranks, parameters, MACs,
+    expected error]`` (method and ranks None: dense). ``measures`` holds for ``params`` and, where input sizes are
     known, ``macs`` columns by rising budget: the share asked for, the error (root mean square over the layers),
     parameters and MACs of the whole model, and for each layer the index of its option. ``chosen`` is the place of
     ``plan`` itself, whose own file is under ``plan``.
@@ -75,7 +75,7 @@ class _Options:
         self._places: dict[tuple[Any, ...], int] = {}
 
     def place(self, entry: DenseEntry | CompressedEntry) -> int:
-        """The index of what ``entry`` says."""
+        """The index of the option that ``entry`` takes."""
         method = entry.method.name if isinstance(entry, CompressedEntry) else None
         key = (method, entry.ranks)
         if key not in self._places:
@@ -92,13 +92,13 @@ def _columns(
     plan: Plan, front: Front, budget: type[Params | Macs], count: int, tables: Mapping[str, _Options]
 ) -> dict[str, Any]:
     field = budget.field
-    this = _up(getattr(plan.after, field) / max(getattr(plan.before, field), 1))
+    plan_share = _up(getattr(plan.after, field) / max(getattr(plan.before, field), 1))
     shares = _shares(front.trade(budget)[0].share, count)
-    every = [(share, front.plan(budget(share))) for share in shares]
-    # A grid as fine as the options are coarse gives the same plan twice; the first has the tighter budget.
-    kept = every[:1] + [after for before, after in pairwise(every) if before[1] != after[1]]
-    others = [(share, other) for share, other in kept if other != plan and share != this]
-    points = sorted([*others, (this, plan)], key=lambda point: point[0])
+    grid = [(share, front.plan(budget(share))) for share in shares]
+    # Neighbouring budgets may give the same plan; the first has the tighter budget.
+    distinct = grid[:1] + [after for before, after in pairwise(grid) if before[1] != after[1]]
+    others = [(share, other) for share, other in distinct if other != plan and share != plan_share]
+    points = sorted([*others, (plan_share, plan)], key=lambda point: point[0])
     plans = [other for _, other in points]
     return {
         "share": [share for share, _ in points],
@@ -122,7 +122,7 @@ def _shares(smallest: float, count: int) -> list[float]:
 
 
 def _up(share: float) -> float:
-    """The next number of few digits, so that a person can copy the budget and still get the plan.
+    """The share rounded up to four decimals, so that a reader can copy the budget and still get the plan.
 
     >>> _up(0.123412), _up(0.5)
     (0.1235, 0.5)
@@ -135,7 +135,7 @@ def _error(plan: Plan, names: Sequence[str]) -> float:
 
 
 def _plain(data: dict[str, Any]) -> Any:
-    """The same as it comes back from a file: lists where there were tuples."""
+    """The same as read back from a file: lists instead of tuples."""
     return json.loads(json.dumps(data))
 
 
@@ -144,8 +144,8 @@ def _rounded(value: float) -> float:
 
 
 def spectra_data(plan: Plan, modules: Mapping[str, nn.Module], stats: Calibration | None) -> dict[str, Any]:
-    """For each layer that could be compressed, the relative error of its best approximation by ranks: a lower bound of
-    what any format with so many output directions can reach, under the norm of the plan.
+    """For each layer that could be compressed, the relative error of its best approximation at each rank: a lower bound
+    for any format with as many output directions, under the norm of the plan.
 
     ``modules`` are the layers as they were. Layers with thousands of output directions are left out.
 
@@ -163,7 +163,7 @@ def spectra_data(plan: Plan, modules: Mapping[str, nn.Module], stats: Calibratio
             try:
                 spectra[entry.name] = _spectrum(entry, modules[entry.name], layer_stats)
             except TensigmaError:
-                continue  # a layer without the statistics of its norm has no spectrum, and needs none
+                continue  # a layer without the statistics that its norm needs has no spectrum
     return spectra
 
 

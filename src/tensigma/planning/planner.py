@@ -50,18 +50,18 @@ def plan(
     """Decide which layers of ``model`` are compressed, in which format and with which ranks.
 
     Args:
-        model: Any module. It stays as it is; with ``data`` at hand, copies of it may be compressed for a trial.
-        stats: What :func:`tensigma.calibrate` gathered; not needed for ``norm="frobenius"``.
+        model: Any module. It is not changed; with ``data``, copies of it may be compressed for trials.
+        stats: Statistics from :func:`tensigma.calibrate`; not needed for ``norm="frobenius"``.
         recipe: Everything below, up to ``weights``, in one object; :class:`~tensigma.Recipe` describes each.
         budget: One number for the whole model: ``Params(share)``, ``Macs(share)`` or ``Latency(share)`` may remain, or
             ``Drop(share)`` of its answers may be lost.
-        ranks: Or a rule: ``VBMF(alpha)``, ``SigmaVBMF(alpha)``, ``Energy(share)`` or ``Ranks({pattern: rank})``.
-            Exactly one of the two.
-        data: Batches, of which labels are not read but under ``Drop``: to calibrate with where ``stats`` is not given,
-            and for ``weights="auto"``. Under ``Drop`` they are the held-out batches on which plans are tried, and
-            labels are read where it counts them; without ``stats`` they serve both: every fifth batch, from the second
-            on, is held out, the others calibrate.
-        input: The entry or position of the model's input in a batch of ``data``.
+        ranks: Instead of a budget, a rule: ``VBMF(alpha)``, ``SigmaVBMF(alpha)``, ``Energy(share)`` or
+            ``Ranks({pattern: rank})``.
+        data: Batches to calibrate with if ``stats`` is missing, and for ``weights="auto"``; labels are not read. Under
+            ``Drop`` they are the held-out batches on which plans are tried, and labels are read unless it measures
+            agreement; without ``stats`` they serve for both: every fifth batch, from the second on, is held out, and
+            the others calibrate.
+        input: The key or position of the model's input in a batch of ``data``.
         check: Refuse statistics that were gathered with other weights than those of ``model``.
         progress: True for lines in the log, or a function that is called with a
             :class:`~tensigma.planning.PlanningProgress` after the curves of each layer, which a budget needs, a
@@ -75,7 +75,7 @@ def plan(
     >>> plan(model, ranks=VBMF(1.0), norm="frobenius", layers="spatial", skip=())["2"].method.name
     'tucker2'
     """
-    words = {
+    keywords = {
         "budget": budget,
         "ranks": ranks,
         "method": method,
@@ -87,7 +87,7 @@ def plan(
         "saving": saving,
         "weights": weights,
     }
-    recipe = merged_recipe(recipe, words)
+    recipe = merged_recipe(recipe, keywords)
     prepared = prepare(
         model,
         recipe,
@@ -101,13 +101,13 @@ def plan(
     return plan_prepared(model, recipe, prepared, input=input, progress=progress)
 
 
-def merged_recipe(recipe: Recipe | None, words: Mapping[str, Any]) -> Recipe:
-    """The recipe that was given, or one out of single keywords; both at once would contradict each other."""
+def merged_recipe(recipe: Recipe | None, keywords: Mapping[str, Any]) -> Recipe:
+    """``recipe``, or one made of single keywords; both at once are refused."""
     if recipe is None:
-        return Recipe(**words)
-    # Fields without a plain default are mappings, empty unless given.
-    usual = {field.name: {} if field.default is MISSING else field.default for field in fields(Recipe)}
-    extra = next((key for key, value in words.items() if value != usual[key]), None)
+        return Recipe(**keywords)
+    # Fields without a plain default are mappings, empty by default.
+    defaults = {field.name: {} if field.default is MISSING else field.default for field in fields(Recipe)}
+    extra = next((key for key, value in keywords.items() if value != defaults[key]), None)
     if extra is not None:
         raise InputError(
             f"{{recipe}} decides {{{extra}}} too; give it in the recipe, or leave out the recipe",
@@ -125,7 +125,7 @@ def plan_prepared(
     progress: Wanted = False,
     solutions: Solutions | None = None,
 ) -> Plan:
-    """The plan that ``recipe`` asks for, with what :func:`prepare` has made ready."""
+    """The plan that ``recipe`` asks for, from the statistics and data of :func:`prepare`."""
     drafts = _drafts(model, recipe, prepared.stats)
     n_params = sum(parameter.numel() for parameter in model.parameters())
     weights = weights_digest(model)
@@ -143,31 +143,31 @@ def plan_prepared(
         treatments = {name: treatment.roughly() for name, treatment in trial.treatments.items()}
         return compressed_copy(model, treatments, prepared.stats, solutions)
 
-    def weigher(*, trials: bool) -> Weigher | None:
+    def make_weigher(*, trials: bool) -> Weigher | None:
         if recipe.weights != "auto":
             return None
-        sharing = [draft for draft in drafts if isinstance(draft, Candidate)]
+        candidates = [draft for draft in drafts if isinstance(draft, Candidate)]
         data = prepared.trial_data
-        return weigher_for(model, sharing, data, build_roughly, trials=trials, input=input, report=report)
+        return weigher_for(model, candidates, data, build_roughly, trials=trials, input=input, report=report)
 
-    counted = front.weighted(recipe.weights if isinstance(recipe.weights, Mapping) else {})
+    weighted_front = front.weighted(recipe.weights if isinstance(recipe.weights, Mapping) else {})
     if isinstance(recipe.budget, Drop):
         drop, data = recipe.budget, prepared.trial_data
         judge = Judge(model, data, measure=drop.measure, losable=drop.share, input=input)
-        weighed = weigher(trials=False)
-        searched = counted if weighed is None else weighed.weighted(front)
+        weigher = make_weigher(trials=False)
+        searched = weighted_front if weigher is None else weigher.weighted(front)
         name = getattr(data, "name", None)
         smallest = smallest_plan(searched, drop, build=build, judge=judge, searched_on=name, report=report)
-        return smallest if weighed is None else weighed.noted(smallest)
+        return smallest if weigher is None else weigher.noted(smallest)
     assert isinstance(recipe.budget, CostBudget)
-    # A budget that cannot be kept is refused here, before anything is measured.
-    plain = counted.plan(recipe.budget, progress=progress)
-    weighed = weigher(trials=True)
-    return plain if weighed is None else weighed.best_plan(front, recipe.budget, progress=progress)
+    # Refuses a budget that cannot be kept, before anything is measured.
+    first_plan = weighted_front.plan(recipe.budget, progress=progress)
+    weigher = make_weigher(trials=True)
+    return first_plan if weigher is None else weigher.best_plan(front, recipe.budget, progress=progress)
 
 
 def _drafts(model: nn.Module, recipe: Recipe, stats: Calibration | None) -> list[Draft]:
-    """Every layer: as an entry where its treatment is settled, as a candidate where it shares the budget."""
+    """Every layer: as an entry if its treatment is settled, as a candidate if it shares the budget."""
     layers = find_layers(model)
     selection = Selection(recipe, layers, stats)
     wishes = {layer.name: recipe.wish_for(layer.name) for layer in layers}
@@ -230,7 +230,7 @@ def _draft(layer: Layer, wish: Wish, selection: Selection, stats: Calibration | 
 
 
 def _by_rule(layer: Candidate, rule: RankRule, unit: Saving) -> DenseEntry | CompressedEntry:
-    """The entry of a layer whose ranks follow a rule; dense where that would save nothing."""
+    """The entry of a layer whose ranks follow a rule; dense if that would save nothing."""
     ranks = rule.ranks(layer)
     if ranks is None:
         return dense_entry(layer, "no ranks are given for it")

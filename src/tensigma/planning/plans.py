@@ -1,4 +1,4 @@
-"""Plans: what becomes of every layer of a model, before anything is solved."""
+"""Plans: how every layer of a model will be treated, before anything is solved."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VERSION = 1
 
 
 class Front(Protocol):
-    """What a plan was chosen from, and others can be: a :class:`~tensigma.planning.ParetoFront`."""
+    """What plans are chosen from: a :class:`~tensigma.planning.ParetoFront`."""
 
     curves: Mapping[str, Any]
 
@@ -33,7 +33,7 @@ class Front(Protocol):
         ...
 
     def trade(self, budget: Any = ...) -> list[Any]:
-        """Every corner of the trade between size and error."""
+        """Every corner of the trade-off between size and error."""
         ...
 
     def weighted(self, weights: Mapping[str, float]) -> Front:
@@ -42,8 +42,8 @@ class Front(Protocol):
 
 
 class Plan(Mapping[str, DenseEntry | CompressedEntry]):
-    """Layer name → :class:`DenseEntry` or :class:`CompressedEntry`, for every linear or
-    convolutional layer of a model, in its order.
+    """Layer name → :class:`DenseEntry` or :class:`CompressedEntry`, for every linear or convolutional layer of a model,
+    in its order.
 
     A plan never changes; :meth:`with_` gives another one. ``str(plan)`` is a table. In the file that :meth:`save`
     writes, ``ranks``, ``method`` and ``norm`` may be edited by hand.
@@ -75,20 +75,20 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         self._entries = {entry.name: entry for entry in entries}
         #: Parameters of the whole model as it is.
         self.n_params = n_params
-        #: A digest of the weights that the plan was made for; None where it is not known.
+        #: A digest of the weights that the plan was made for; None if unknown.
         self.weights = weights
         self._source = source
-        #: Layers that were solved on the way to the plan and need not be solved again.
+        #: Layers that were solved while planning and need not be solved again.
         self.solutions = Solutions() if solutions is None else solutions
-        #: What was measured on the way to it, as plain data: times under ``Latency``, agreement under ``Drop``, and
-        #: what errors of layers do to the answers.
+        #: What was measured while planning, as plain data: times under ``Latency``, agreement under ``Drop``, and the
+        #: effects of layers' errors on the answers.
         self.notes: dict[str, Any] = dict(notes or {})
 
     def front(self) -> Front:
-        """The whole trade between size and error that the plan was chosen from; gives a plan for any other budget."""
+        """The trade-off between size and error that the plan was chosen from; it gives a plan for any other budget."""
         if self._source is None:
             raise InputError(
-                "only a plan that came out of a budget in this process knows the front; plan with {budget}",
+                "only a plan made for a budget in this process has a front; plan with {budget}",
                 parameters=("budget",),
             )
         return self._source
@@ -159,9 +159,9 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         dense: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> Plan:
-        """Another plan, in which the layers of these names or patterns are treated otherwise.
+        """Another plan, in which the layers of these names or patterns are treated differently.
 
-        What is not given stays. Ranks are taken as they are, also where they save nothing.
+        What is not passed stays. Ranks are taken as they are, even if they save nothing.
 
         >>> import tensigma as ts
         >>> plan = ts.plan(nn.Sequential(nn.Linear(64, 64)), ranks=ts.Ranks({"*": 4}), norm="frobenius")
@@ -169,7 +169,7 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         'left dense by hand'
         """
         if dense and (method, ranks, norm, options) != (None,) * 4:
-            raise InputError("dense=True leaves the layers as they are; it goes with no other change")
+            raise InputError("dense=True leaves the layers as they are, so it allows no other change")
         chosen = select(layers, self, what="layers")
         entries: list[DenseEntry | CompressedEntry] = []
         for entry in self.values():
@@ -182,9 +182,9 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         return Plan(entries, n_params=self.n_params, weights=self.weights, solutions=self.solutions)
 
     def check_model(self, model: nn.Module, *, weights: bool = True) -> None:
-        """Raise :class:`~tensigma.errors.InputError` naming the first layer that ``model`` does not have as planned.
+        """Raise :class:`~tensigma.errors.InputError` naming the first layer of ``model`` that is not as planned.
 
-        A layer that the plan leaves out is refused too: every total would be wrong without it. So are other weights
+        A layer missing from the plan is refused too: every total would be wrong without it. So are other weights
         than those the plan was made for, unless ``weights`` is False.
         """
         layers = {layer.name: layer for layer in find_layers(model)}
@@ -192,29 +192,29 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         unknown = next((name for name in planned if name not in layers), None)
         if unknown is not None:
             raise InputError(f"the plan belongs to another model: there is no layer {unknown!r}")
-        forgotten = next((name for name in layers if name not in self), None)
-        if forgotten is not None:
+        missing = next((name for name in layers if name not in self), None)
+        if missing is not None:
             raise InputError(
-                f"the plan says nothing about layer {forgotten!r}; put it back, with ranks null to leave it dense"
+                f"the plan says nothing about layer {missing!r}; add it, with ranks null to leave it dense"
             )
         for entry in self.compressed:
             layer = layers[entry.name]
             if layer.geometry != entry.geometry:
                 raise InputError(
-                    f"the plan belongs to another model: layer {entry.name!r} is {layer.geometry}, planned was "
+                    f"the plan belongs to another model: layer {entry.name!r} is {layer.geometry}, planned as "
                     f"{entry.geometry}"
                 )
             if layer.reason is not None:
                 raise InputError(f"layer {entry.name!r} cannot be compressed: {layer.reason}")
         if weights and self.weights is not None and self.weights != weights_digest(model):
             raise InputError(
-                "the plan was made for other weights of this architecture, so its ranks may not suit these; make it "
-                "again for them, or pass {check} to carry it out all the same",
+                "the plan was made for other weights of this architecture, so its ranks may not suit these; plan "
+                "again, or pass {check} to carry it out anyway",
                 parameters=("check=False",),
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data. Costs are written for readers; they are computed again when it is read back."""
+        """Plain data. Costs are written for readers and computed again when it is read back."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -227,7 +227,7 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
 
     @classmethod
     def from_json(cls, data: Any) -> Plan:
-        """The plan that :meth:`to_json` was asked for, checked."""
+        """The inverse of :meth:`to_json`; the data is checked."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise StoreError("this is not a plan written by Plan.save")
         if data.get("version") != VERSION:
@@ -267,13 +267,13 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
     def __str__(self) -> str:
         rows = []
         for entry in self.values():
-            known, changed = entry.geometry is not None, entry.format is not None
+            readable, changed = entry.geometry is not None, entry.format is not None
             sized = entry.input_size is not None
             rows.append(
                 [
                     entry.name,
                     entry.label,
-                    count(entry.before.params) if known else "–",
+                    count(entry.before.params) if readable else "–",
                     f"→ {count(entry.after.params)}" if changed else "",
                     count(entry.before.macs) if sized else "–",
                     f"→ {count(entry.after.macs)}" if sized and changed else "",
@@ -314,14 +314,14 @@ def _changed(
     new_method = method_of(method or entry.method or "auto", entry.geometry)
     if ranks is None and (entry.ranks is None or new_method.rank_names != (entry.method or new_method).rank_names):
         raise InputError(f"{entry.name}: give ranks too; {new_method.name} takes {', '.join(new_method.rank_names)}")
-    wanted = entry.ranks if ranks is None else ranks
-    assert wanted is not None
+    new_ranks = entry.ranks if ranks is None else ranks
+    assert new_ranks is not None
     reason = new_method.why_not(entry.geometry, new_norm)
     if reason is not None:
         raise InputError(f"{entry.name}: {reason}")
     former = entry.options if isinstance(entry, CompressedEntry) else {}
     try:
-        format = new_method.format(new_method.check_ranks(wanted, entry.geometry.kernel_shape))
+        format = new_method.format(new_method.check_ranks(new_ranks, entry.geometry.kernel_shape))
         new_options = {k: v for k, v in former.items() if k in new_method.options} | dict(options or {})
         new_method.check_options(new_options)
     except InputError as error:

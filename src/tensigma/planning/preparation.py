@@ -1,6 +1,6 @@
-"""Making a model ready for a recipe: which statistics, and which data serves for what.
+"""Preparing a model for a recipe: its statistics, and which data is used for what.
 
-Whoever plans or compresses goes through :func:`prepare`, so that all decide alike.
+Planning and compressing both call :func:`prepare`, so that they decide alike.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Prepared:
     """What a plan is made with."""
 
     stats: Calibration | None
-    #: Batches on which plans are tried and effects measured; None where there are none.
+    #: Batches on which plans are tried and effects measured; None if there are none.
     trial_data: Any
-    #: Batches on which layers may be fitted; None where there are none.
+    #: Batches on which layers may be fitted; None if there are none.
     fit_data: Any
 
 
@@ -42,12 +42,12 @@ def prepare(
     check: bool = True,
     gather: Callable[..., Calibration] = calibrate,
 ) -> Prepared:
-    """Statistics for ``recipe``, gathered on ``batches`` where ``stats`` is not given and some norm needs them.
+    """Statistics for ``recipe``, gathered on ``batches`` if ``stats`` is missing and some norm needs them.
 
-    Plans are tried on ``trial_data``, or on ``batches`` where there is none; under ``Drop``, whose search needs batches
-    that calibration has not seen, every fifth batch is then held out for it, from the second on. ``gather`` is called
-    with the model, the batches and the keywords of :func:`tensigma.calibrate`. ``check=False`` lets statistics of other
-    weights pass.
+    Plans are tried on ``trial_data``, or on ``batches`` without it; under ``Drop``, whose search needs batches that
+    calibration has not seen, every fifth batch is then held out for it, from the second on. ``gather`` is called with
+    the model, the batches and the keywords of :func:`tensigma.calibrate`. ``check=False`` accepts statistics of other
+    weights.
     """
     layers = find_layers(model)
     if not layers:
@@ -57,8 +57,8 @@ def prepare(
     if isinstance(recipe.budget, Drop) and trial_data is None:
         if batches is None or stats is not None:
             raise InputError(
-                f"{recipe.budget!r} is searched on held-out batches that had no part in calibration, and need no "
-                "labels; give them as {data}",
+                f"{recipe.budget!r} is searched on held-out batches that were not used for calibration and need no "
+                "labels; pass them as {data}",
                 parameters=("data",),
             )
         fit_data = SetAside(batches)
@@ -67,7 +67,7 @@ def prepare(
         if fit_data is None:
             raise InputError(
                 "{norm} needs {stats} (from tensigma.calibrate) or {data} (batches to calibrate with); only the norm "
-                "'frobenius' does without",
+                "'frobenius' needs none",
                 parameters=(f"norm={norm.name!r}", "stats", "data"),
             )
         stats = gather(model, fit_data, fisher=recipe.fisher, input=input, progress=progress)

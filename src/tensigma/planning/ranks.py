@@ -16,12 +16,12 @@ from tensigma.solving import Candidate, energy_views
 class RankRule(ABC):
     """Ranks for a layer. The groups of a grouped layer share the ranks of the group that needs most."""
 
-    #: Whether the rule reads energies under the norm, so that errors may be known beforehand.
+    #: Whether the rule reads energies under the norm, so that errors may be known before solving.
     reads_energy = False
 
     @abstractmethod
     def ranks(self, layer: Candidate) -> RankTuple | None:
-        """The ranks of one layer, or None where the rule has nothing to say about it."""
+        """The ranks of one layer, or None if the rule gives it none."""
 
     def check_names(self, names: Iterable[str]) -> None:  # noqa: B027  most rules name no layer
         """Refuse names that no layer has."""
@@ -50,7 +50,7 @@ class VBMF(RankRule):
 
 @dataclass(frozen=True)
 class SigmaVBMF(VBMF):
-    """The same rule on what the kernel does rather than on the kernel: VBMF of K Σ^½, with Σ that of the plan's norm.
+    """The same rule on K Σ^½ instead of the kernel K, with Σ that of the plan's norm.
 
     The symmetric root keeps the order of the features, so K Σ^½ folds back into a kernel and is unfolded mode by mode
     as the format asks. Under ``norm="frobenius"`` it is :class:`VBMF` itself.
@@ -92,9 +92,9 @@ class Energy(RankRule):
 
 @dataclass(frozen=True)
 class Ranks(RankRule):
-    """Ranks by layer name or pattern; layers that nothing matches stay dense.
+    """Ranks by layer name or pattern; layers without a match stay dense.
 
-    Where several match, the last one decides, so that exceptions follow the rule. One number stands for both
+    If several match, the last one decides, so that exceptions follow the rule. One number stands for both
     ranks of Tucker-2, given as (out, in). Ranks beyond what a layer allows become the largest it allows.
 
     >>> Ranks({"layer1.*": 8, "layer2.0.conv1": (16, 8)}).by_name["layer1.*"]

@@ -26,26 +26,26 @@ class Recipe:
     Args:
         budget: One number for the whole model: ``Params(share)``, ``Macs(share)`` or ``Latency(share)`` may remain, or
             ``Drop(share)`` of its answers may be lost.
-        ranks: Or a rule: ``VBMF(alpha)``, ``SigmaVBMF(alpha)``, ``Energy(share)`` or ``Ranks({pattern: rank})``.
-            Exactly one of the two.
+        ranks: Instead of a budget, a rule: ``VBMF(alpha)``, ``SigmaVBMF(alpha)``, ``Energy(share)`` or
+            ``Ranks({pattern: rank})``.
         method: ``"auto"`` or the name of a decomposition, such as ``"tucker2"``, ``"cp"``, ``"cp-joint"``, ``"svd"``,
             ``"spatial-svd"``, ``"tensor-train"`` or ``"deflation"``. ``"auto"`` is the best format for each layer under
             a budget, and Tucker-2 for kernels larger than one tap with ranks by a rule. Pointwise and Linear layers
-            take SVD whatever the method. A :class:`~tensigma.solving.Method` that has no name here serves too.
+            always take SVD. A :class:`~tensigma.solving.Method` that is not registered is accepted too.
         norm: ``"centred"``, ``"sigma"``, ``"frobenius"``, ``"fisher"`` or ``"activation"``.
         layers: ``"all"``, ``"spatial"`` (kernels larger than one tap), or names and patterns.
         skip: Names and patterns of layers to leave dense. None means the first convolution, ``()`` means none.
-        overrides: Pattern → dict with any of ``method``, ``ranks``, ``norm`` and ``options``, for some layers; where
+        overrides: Pattern → dict with any of ``method``, ``ranks``, ``norm`` and ``options``, for some layers; if
             several patterns match, the last one decides.
-        options: Options of the solvers, such as ``max_sweeps``; each method takes those it knows.
+        options: Options of the solvers, such as ``max_sweeps``; each method takes those that it has.
         saving: A layer that a rule would not make smaller in ``"params"`` or ``"macs"`` stays dense; ``"none"`` lets it
             grow. Parameters by default.
-        weights: How much the loss of each layer counts when a budget is shared out. ``"auto"``, where data is at hand
-            and can be read again, measures on up to 256 samples what an error in each layer does to the answers, tries
-            plans with different powers of that for weights on up to 1,024, and takes the one whose model answers most
-            like the original; a search by ``Drop`` takes the power ½ throughout. Answers of shape (batch, classes) are
-            compared as probabilities, others by their squared error; under ``torchrun`` layers count alike. None
-            counts all layers alike, and a dict gives weights by name, 1 for those that are not named.
+        weights: How much the loss of each layer counts when a budget is shared out. ``"auto"``, given data that can be
+            read again, measures on up to 256 samples the effect of an error in each layer on the answers, tries plans
+            with different powers of it as weights on up to 1,024, and takes the one whose model answers most like the
+            original; a search by ``Drop`` always takes the power ½. Answers of shape (batch, classes) are compared as
+            probabilities, others by their squared error; under ``torchrun`` layers count alike. None counts all layers
+            alike, and a dict gives weights by name, 1 for those that are not named.
 
     >>> from tensigma.planning import Params
     >>> Recipe(budget=Params(0.5), overrides={"fc": {"norm": "fisher"}}).fisher
@@ -69,9 +69,9 @@ class Recipe:
             raise InputError(f"saving={self.saving!r} is unknown; choose 'params', 'macs' or 'none'")
         ruled = self.ranks is not None or any("ranks" in exception for exception in self.overrides.values())
         if self.saving is not None and not ruled:
-            raise InputError(f"saving={self.saving!r} decides nothing: a budget alone says what is worth compressing")
+            raise InputError(f"saving={self.saving!r} has no effect: a budget alone decides what is worth compressing")
         if isinstance(self.weights, Mapping) and self.budget is None:
-            raise InputError("weights= decides nothing: it says how a budget is shared out, and ranks were given")
+            raise InputError("weights= has no effect: it says how a budget is shared out, but ranks were given")
         method_of(self.method)
         norm_of(self.norm)
         _check_options(self.options)
@@ -106,16 +106,16 @@ class Recipe:
 
     @property
     def needs_stats(self) -> Norm | None:
-        """The first norm that needs statistics of the layers; None where none does."""
+        """The first norm that needs statistics of the layers; None if none does."""
         return next((norm for norm in self.norms if norm.needs_stats), None)
 
     @property
     def fisher(self) -> Literal["model"] | None:
-        """What calibration must gather beyond moments."""
+        """What calibration must gather besides moments."""
         return next((norm.fisher for norm in self.norms if norm.fisher), None)
 
     def check_names(self, names: Sequence[str]) -> None:
-        """Refuse names and patterns that mean no layer of the model, which has layers of these ``names``."""
+        """Refuse names and patterns that match none of ``names``, the layers of the model."""
         if self.layers not in ("all", "spatial"):
             select(self.layers, names, what="layers")
         if self.skip is not None:
@@ -128,7 +128,7 @@ class Recipe:
                 raise InputError(f"weights= names {name!r}, which is no layer of the model: {', '.join(names)}")
 
     def wish_for(self, name: str) -> Wish:
-        """What is asked of one layer: the common wish, changed by the overrides that match."""
+        """The settings of one layer: the common ones, changed by the overrides that match."""
         wish = Wish(self.method, norm_of(self.norm), self.ranks, self.options)
         for pattern, exception in self.overrides.items():
             if matches(name, pattern):
@@ -138,9 +138,9 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked of one layer."""
+    """The settings of one layer."""
 
-    #: A name where it is one, because "auto" means several methods.
+    #: Kept as a name, because "auto" means several methods; or a method without a registered name.
     method: str | Method
     norm: Norm
     ranks: RankRule | None
@@ -148,29 +148,29 @@ class Wish:
 
 
 class Selection:
-    """Which layers of a model a recipe wants compressed."""
+    """Which layers of a model a recipe compresses."""
 
     def __init__(self, recipe: Recipe, layers: Sequence[Layer], reached: Mapping[str, Any] | None) -> None:
         names = [layer.name for layer in layers]
-        self._asked, self._usual_skip = recipe.layers, recipe.skip is None
+        self._layers, self._skips_by_default = recipe.layers, recipe.skip is None
         everything = recipe.layers in ("all", "spatial")
-        self._wanted = set(names) if everything else select(recipe.layers, names, what="layers")
+        self._selected = set(names) if everything else select(recipe.layers, names, what="layers")
         self._skipped = (
             first_convolution(layers, reached) if recipe.skip is None else select(recipe.skip, names, what="skip")
         )
 
     def why_not(self, layer: Layer) -> str | None:
-        """Why the recipe leaves a layer dense; None where it does not."""
+        """Why the recipe leaves a layer dense; None if it does not."""
         if layer.name in self._skipped:
-            return "the first convolution is left dense" if self._usual_skip else "left out by skip"
+            return "the first convolution is left dense" if self._skips_by_default else "left out by skip"
         pointwise = layer.geometry is not None and layer.geometry.is_pointwise
-        if layer.name not in self._wanted or (self._asked == "spatial" and pointwise):
-            return f"left out by layers={self._asked!r}"
+        if layer.name not in self._selected or (self._layers == "spatial" and pointwise):
+            return f"left out by layers={self._layers!r}"
         return None
 
 
 def first_convolution(layers: Sequence[Layer], reached: Mapping[str, Any] | None = None) -> set[str]:
-    """The layer left dense by default: in order of definition, among those that data reaches."""
+    """The layer left dense by default: the first in order of definition, among those that data reaches."""
     for layer in layers:
         if (
             layer.geometry is not None
@@ -206,10 +206,10 @@ def _check_override(pattern: str, exception: Mapping[str, Any]) -> None:
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    known = {option for method in METHODS.values() for option in method.options}
+    accepted = {option for method in METHODS.values() for option in method.options}
     for option in options:
-        if option not in known:
-            raise InputError(f"no solver has an option {option!r}; known are {', '.join(sorted(known))}")
+        if option not in accepted:
+            raise InputError(f"no solver has an option {option!r}; choose from {', '.join(sorted(accepted))}")
 
 
 def _check_weights(weights: Any) -> None:

@@ -1,8 +1,8 @@
-"""How much the model's answers feel an error in each layer: weights for sharing out a budget.
+"""How sensitive the model's answers are to an error in each layer: weights for sharing out a budget.
 
 With g the gradient of log p(label) with respect to a layer's output, labels drawn from the model's own predictions, an
 error δ in that output changes the divergence from the original answers by about ½ E[(gᵀδ)²]. For an error of relative
-size e that knows nothing of g, this is e² · E‖g‖² · Var(y) / 2, summed over positions and channels: the weight of e².
+size e that is independent of g, this is e² · E‖g‖² · Var(y) / 2, summed over positions and channels: the weight of e².
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def sensitivities(
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         for batch in Batches(batches, input=input, max_samples=max_samples):
-            # Gradients of outputs are wanted, and these need something in front that asks for one.
+            # Outputs have gradients only if something before them requires one.
             inputs = batch.inputs.detach().requires_grad_()
             scores = dense_scores_of(run(model, Batch(batch.index, inputs, None))).float()
             target = drawn_labels(scores, generator)
@@ -97,7 +97,7 @@ class _Listener:
 
 
 def _normalised(weights: dict[str, float], power: float) -> dict[str, float]:
-    """Damped, and with a geometric mean of 1; layers that nothing depends on keep the smallest weight there is."""
+    """Damped, and with a geometric mean of 1; layers that nothing depends on take the smallest positive weight."""
     positive = [weight for weight in weights.values() if weight > 0]
     if not positive:
         return dict.fromkeys(weights, 1.0)

@@ -1,8 +1,8 @@
 """Which weights share out a budget best: plans tried on samples, without labels.
 
-An effect measured with one small error at a time is a good guide where errors are small, and a poor one where all
-layers have large ones. So a budget is shared out with the effects to the powers 0 (all layers alike), ¼ and ½, each
-plan is carried out layer by layer, and the model whose answers are nearest to the original's decides.
+An effect measured with one small error at a time is a good guide if errors are small, and a poor one if all layers have
+large ones. So a budget is shared out with the effects to the powers 0 (all layers alike), ¼ and ½, each plan is carried
+out layer by layer, and the plan whose model's answers are nearest to the original's is taken.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from tensigma.solving import Candidate
 
 logger = logging.getLogger(__name__)
 
-#: Plain first: of equals the first is taken.
+#: 0 first: of equally good plans the first is taken.
 POWERS = (0.0, 0.25, 0.5)
 # A search tries enough plans already, and those near its end have small errors.
 POWER_OF_SEARCH = 0.5
-# Measuring takes about as long as so many passes over the samples, trying one pass for every power. Either takes as
-# many samples as these multiply-adds allow, within limits: effects need to be roughly right, the trials decide.
+# Measuring takes about as long as this many passes over the samples, trying one pass per power. Each takes as many
+# samples as these multiply-adds allow, within limits: effects need to be roughly right, the trials decide.
 _PASSES = 5
 _MACS, _FEWEST, _MOST_EFFECTS, _MOST_TRIALS = 2e12, 64, 256, 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialProgress(Progress):
-    """A plan with one power of the layers' effects for weights has been tried.
+    """A plan with one power of the layers' effects as weights has been tried.
 
     >>> print(TrialProgress(done=2, total=3, power=0.25, divergence=0.0123, seconds=1.0))
     weights 2 of 3, power 0.25: divergence 0.0123
@@ -44,7 +44,7 @@ class TrialProgress(Progress):
     title: ClassVar[str] = "planning"
 
     power: float
-    #: Of the answers from the original's.
+    #: Divergence of the answers from the original's.
     divergence: float
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class TrialProgress(Progress):
 
 
 class Weigher:
-    """The effects of the layers that share a budget, and trials of what to make of them."""
+    """The effects of the layers that share a budget, and trials of plans weighted by them."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Weigher:
         self._build, self._facts, self._report = build, dict(facts or {}), report
 
     def weighted(self, front: Front, power: float = POWER_OF_SEARCH) -> Front:
-        """The same curves, shared out with this power of the effects for weights."""
+        """The same curves, shared out with this power of the effects as weights."""
         return front.weighted({name: effect**power for name, effect in self.effects.items()} if power else {})
 
     def best_plan(
@@ -122,22 +122,22 @@ def weigher_for(
     input: str | int | None = None,
     report: Listener = silent,
 ) -> Weigher | None:
-    """Effects of ``layers``, measured on the first samples of ``data``; None where nothing can be measured.
+    """Effects of ``layers``, measured on the first samples of ``data``; None if nothing can be measured.
 
-    That is so without data, with data that can be read once, with a single layer, with answers that are no real numbers
-    or change their shape, and under ``torchrun``, where each process has data of its own and all must come to the same
-    plan. Without ``trials``, no more samples are kept than effects need.
+    That is so without data, with data that can be read only once, with a single layer, with answers that are not real
+    numbers or change their shape, and under ``torchrun``, where each process has its own data and all must make the
+    same plan. Without ``trials``, no more samples are kept than effects need.
     """
     if data is None or is_one_shot(data) or len(layers) < 2 or rank_and_size()[1] > 1:
         return None
     work = sum(layer.cost(None).macs for layer in layers)
-    few = _samples(work * _PASSES, _MOST_EFFECTS)
-    many = _samples(work * len(POWERS), _MOST_TRIALS)
+    n_effects = _samples(work * _PASSES, _MOST_EFFECTS)
+    n_trials = _samples(work * len(POWERS), _MOST_TRIALS)
     try:
-        probe = Probe(model, data, samples=many if trials else few, input=input)
+        probe = Probe(model, data, samples=n_trials if trials else n_effects, input=input)
         if probe.is_silent:
             return None
-        part = probe.first(few)
+        part = probe.first(n_effects)
         effects = measured_effects(model, layers, part, report=report)
     except UnlikeAnswers as error:
         logger.info("layers count alike, because answers cannot be compared: %s", error)
@@ -149,7 +149,7 @@ def weigher_for(
 
 
 def weighing_in_words(note: Mapping[str, Any]) -> str:
-    """What a plan's notes say about weighing, for a reader.
+    """What a plan's notes say about weighing, as text.
 
     >>> weighing_in_words({"power": 0.25, "tried": [[0.0, 0.2], [0.25, 0.1]], "samples": 500, "effect_samples": 256})
     'errors count by their effects on the answers, to the power 0.25, the best of 2 ways tried on 500 samples'
@@ -167,5 +167,5 @@ def _rounded(number: float) -> float:
 
 
 def _samples(work: int, most: int) -> int:
-    """How many samples are taken where each costs so many multiply-adds; 0 means that this is not known."""
+    """How many samples to take if each costs ``work`` multiply-adds; 0 means unknown."""
     return min(most, max(_FEWEST, int(_MACS / work))) if work else _FEWEST
