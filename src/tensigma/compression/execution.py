@@ -146,7 +146,7 @@ def compress(
 
 
 def compress_(model: nn.Module, plan_or_batches: Any, stats: Calibration | None = None, **keywords: Any) -> Report:
-    """:func:`compress` in place, with the same keywords: ``model`` becomes the smaller one; an error leaves it unchanged.
+    """:func:`compress` in place, with the same keywords. After an error ``model`` is unchanged.
 
     >>> import torch
     >>> import tensigma as ts
