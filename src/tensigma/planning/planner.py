@@ -65,10 +65,11 @@ def plan(
         check: Refuse statistics that were gathered with other weights than those of ``model``.
         progress: True for lines in the log, or a function that is called with a
             :class:`~tensigma.planning.PlanningProgress` after the curves of each layer, which a budget needs, a
-            :class:`~tensigma.planning.TimingProgress` after each shape that ``Latency`` has timed, a
-            :class:`~tensigma.planning.EffectProgress` and a :class:`~tensigma.planning.TrialProgress` after each layer
-            and each plan that ``weights="auto"`` has tried and a :class:`~tensigma.planning.SearchProgress` after each
-            trial of ``Drop``; while calibrating, with a :class:`~tensigma.calibration.CalibrationProgress`.
+            :class:`~tensigma.planning.TimingProgress` after each shape that ``Latency`` has timed, under
+            ``weights="auto"`` an :class:`~tensigma.planning.EffectProgress` after some samples and a
+            :class:`~tensigma.planning.TrialProgress` after each plan, and a
+            :class:`~tensigma.planning.SearchProgress` after each trial of ``Drop``; while calibrating, with a
+            :class:`~tensigma.calibration.CalibrationProgress`.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3))
     >>> from tensigma.planning import VBMF
