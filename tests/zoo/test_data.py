@@ -352,7 +352,7 @@ def test_factories(tmp_path: Path) -> None:
         ("digits:?siz=3", "the option 'siz' is not known; did you mean 'size'"),
         ("digits:?size=large", "size=large is invalid; give a whole number"),
         ("digits:?size=0", "size=0 is invalid; give a whole number of at least 1"),
-        ("digits:?interpolation=nearest", "interpolation=nearest is invalid; bilinear, bicubic"),
+        ("digits:?interpolation=nearest", "interpolation=nearest is invalid; give bilinear or bicubic"),
         ("digits:?holdout=2&split=val", "holdout=2.0 is invalid; give a share between 0 and 1"),
         ("digits:?samples=5000", "samples=5000 is too many; there are 1797 to choose from"),
         ("digits:?split=test", "this set has no split=test"),

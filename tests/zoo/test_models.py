@@ -43,7 +43,7 @@ def test_options_reach_the_constructor() -> None:
         ("torchvison:resnet18", "names no model; did you mean torchvision:…"),
         ("resnet18", "write SCHEME:NAME"),
         ("zoo:digits-cnn?width", "write options as"),
-        ("zoo:digits-cnn?width=1&width=2", "'width' is there twice"),
+        ("zoo:digits-cnn?width=1&width=2", "'width' is given twice"),
         ("nowhere.py:make", r"nowhere.py: no such file"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Batches that can be gone through again and again, always in the same order."""
+"""Batches that can be read repeatedly, always in the same order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Batch = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One set: where its images come from, how they are seen, and which of them are used, in order."""
+    """One set: the source of its images, how they are prepared, and which are used, in order."""
 
     name: str
     source: Source
@@ -38,7 +38,7 @@ class Part:
 class Data:
     """Batches of ``(images, labels or None)``; every pass gives the same batches in the same order.
 
-    ``len`` counts batches, as of a ``DataLoader``; ``n_samples`` counts images.
+    ``len`` counts batches, as for a ``DataLoader``; ``n_samples`` counts images.
     """
 
     def __init__(self, parts: Sequence[Part], *, batch_size: int, workers: int) -> None:
@@ -64,7 +64,7 @@ class Data:
 
     @property
     def n_classes(self) -> int | None:
-        """Number of classes that labels may name, or None where there are no labels."""
+        """Number of classes that labels may name, or None without labels."""
         return len(self.classes) or None
 
     @property
@@ -112,34 +112,34 @@ class Data:
         kept: list[tuple[int, int]] = []
         reasons: list[str] = []
         for index, part in enumerate(self._parts):
-            wanted = [i for p, i in positions if p == index]
-            if not wanted:
+            indices = [i for p, i in positions if p == index]
+            if not indices:
                 continue
-            batch, failures = part.source.read(wanted, part.view)
+            batch, failures = part.source.read(indices, part.view)
             if failures and part.options.unreadable == "error":
                 first = next(iter(failures.values()))
                 raise StoreError(f"{first}; remove or replace it, or add unreadable=skip to the name of the data")
             reasons += failures.values()
             if len(batch):
                 images.append(batch)
-                kept += [(index, i) for i in wanted if i not in failures]
+                kept += [(index, i) for i in indices if i not in failures]
         if not images:
             return torch.empty(0), None, reasons
         shapes = {tuple(batch.shape[1:]) for batch in images}
         if len(shapes) > 1:
-            found = " and ".join("×".join(map(str, shape)) for shape in sorted(shapes))
-            raise InputError(f"{self.name}: images of {found} cannot be mixed; give all sets the same size=…")
+            sizes = " and ".join("×".join(map(str, shape)) for shape in sorted(shapes))
+            raise InputError(f"{self.name}: images of {sizes} cannot be mixed; give all sets the same size=…")
         # Back from one block per set to the order of the mixture.
-        place = {position: i for i, position in enumerate(kept)}
-        ordered = [position for position in positions if position in place]
+        rows = {position: i for i, position in enumerate(kept)}
+        ordered = [position for position in positions if position in rows]
         stacked = torch.cat(images)
         if len(images) > 1:
-            stacked = stacked[[place[position] for position in ordered]]
+            stacked = stacked[[rows[position] for position in ordered]]
         return stacked, self._labels(ordered) if self.classes else None, reasons
 
 
 class FactoryData:
-    """Batches from a function of the user's own, passed on as ``(images, labels or None)``."""
+    """Batches from a user's function, passed on as ``(images, labels or None)``."""
 
     def __init__(self, name: str, make: Callable[[], Iterable[Any]], *, batch_size: int) -> None:
         self.name = name
@@ -166,7 +166,7 @@ class FactoryData:
         if batches is None:
             batches = self._make()
         elif isinstance(batches, Iterator):
-            # A generator can be gone through once: the next pass asks the function for another.
+            # A generator can be read once: the next pass asks the function for another.
             self._batches = None
         for batch in batches:
             if isinstance(batch, Tensor):

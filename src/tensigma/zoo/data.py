@@ -35,7 +35,7 @@ def load_data(
     | ``digits:`` | scikit-learn's handwritten digits, 8×8, divided by 16 |
     | ``path/to/file.py:factory`` | the batches or ``Dataset`` it returns; options become its arguments |
 
-    Options follow as ``?key=value&key=value``; given as keywords they hold for every set that does not say otherwise.
+    Options follow as ``?key=value&key=value``; as keywords they hold for every set that does not set them itself.
 
     | option | meaning |
     |---|---|
@@ -83,7 +83,7 @@ def _from_file(spec: Spec, batch_size: int, options: dict[str, Any]) -> FactoryD
 
 
 def _adjusted(view: View, options: DataOptions) -> View:
-    """A set's usual view, with what the options say otherwise."""
+    """The default view of a set, with the options applied."""
     return replace(
         view,
         size=options.size or view.size,
@@ -101,7 +101,7 @@ def _open_folder(spec: Spec, options: DataOptions) -> tuple[Source, View, DataOp
     source = open_folder(Path(spec.target).expanduser())
     if options.size is None and options.resize is None:
         sides = source.first_size()
-        # A network for small images would run on large ones without complaint, and its statistics would be of these.
+        # A network for small images also runs on enlarged ones, and its statistics would describe those.
         if sides is not None and 2 * min(sides) <= size:
             wide, high = sides
             logger.warning(
@@ -120,7 +120,7 @@ def _open_cifar(spec: Spec, options: DataOptions) -> tuple[Source, View, DataOpt
     stored = "test" if options.split == "test" else "train"
     opener = open_cifar10 if spec.scheme == "cifar10" else open_cifar100
     source = opener(Path(spec.target).expanduser(), stored)
-    # What is stored apart needs no further split, unless a share of the training set is to be held out.
+    # A separate test set needs no further split, unless a share of the training set is to be held out.
     split = options.split if options.split == "val" or options.holdout is not None else None
     if stored == "test":
         return source, _array_view(source, options), replace(options, split=None, holdout=None)

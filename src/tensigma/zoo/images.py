@@ -1,4 +1,4 @@
-"""Images into network inputs: sizes, the detour over another resolution, and normalisation."""
+"""From images to network inputs: size, an optional detour via another resolution, normalisation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """How a set's images are looked at, from pixel values to what a network takes."""
+    """How the pixel values of a set become network inputs."""
 
     #: Pixel values are divided by this before normalisation.
     scale: float
@@ -24,7 +24,7 @@ class View:
     size: int | None = None
     #: Length of the short side before the crop; None takes the crop from the image as it is.
     resize: int | None = None
-    #: Side of the square to come down to, and up from again, so that images look like a set of that resolution.
+    #: Side of a square to shrink to and enlarge from, so that images are as detailed as a set of that resolution.
     via: int | None = None
     interpolation: str = "bilinear"
     mean: tuple[float, ...] | None = None
@@ -50,14 +50,14 @@ class View:
 
     def _statistics(self, n_channels: int) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, (c, 1, 1) or (1, 1, 1) each."""
-        found = []
+        statistics = []
         for name, values in (("mean", self.mean or (0.0,)), ("std", self.std or (1.0,))):
             if len(values) not in (1, n_channels):
                 raise InputError(
                     f"{name} has {len(values)} values and the images {n_channels} channels; give one or {n_channels}"
                 )
-            found.append(torch.tensor(values, dtype=torch.float32)[:, None, None])
-        return found[0], found[1]
+            statistics.append(torch.tensor(values, dtype=torch.float32)[:, None, None])
+        return statistics[0], statistics[1]
 
     def _to_short_side(self, x: Tensor, length: int) -> Tensor:
         height, width = x.shape[-2:]

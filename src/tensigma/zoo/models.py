@@ -19,7 +19,7 @@ _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 
 
 def load_model(spec: str, weights: str | Path | None = None, *, num_classes: int | None = None) -> nn.Module:
-    """The model of this name, in evaluation mode, with weights from a file where one is given.
+    """The model of this name, in evaluation mode, with weights from a file if one is given.
 
     Nothing is ever downloaded: without ``weights`` the parameters are random.
 
@@ -35,7 +35,7 @@ def load_model(spec: str, weights: str | Path | None = None, *, num_classes: int
     Args:
         spec: The name.
         weights: A ``.safetensors`` file, or a ``.pth`` file that holds tensors only.
-        num_classes: Number of classes, where it is not the model's usual one.
+        num_classes: Number of classes, if not the model's default.
 
     >>> model = load_model("zoo:digits-cnn", num_classes=4)
     >>> model.training, model.fc.out_features
@@ -67,13 +67,13 @@ def _from_torchvision(spec: Spec, options: dict[str, Any], trained: bool) -> Any
         raise unknown("torchvision: the model", spec.target, models.list_models())
     builder = models.get_model_builder(spec.target)
     # The defaults would download a backbone, add heads that only training uses, and spend seconds on initial values.
-    quiet: dict[str, Any] = {"weights": None, "weights_backbone": None}
+    overrides: dict[str, Any] = {"weights": None, "weights_backbone": None}
     if spec.target in ("googlenet", "inception_v3"):
         # The published weights of these two expect another normalisation, which the model itself applies.
-        quiet |= {"aux_logits": False, "init_weights": False, "transform_input": trained}
-    named = inspect.signature(builder).parameters
-    apart = {key: value for key, value in quiet.items() if key in named or not key.startswith("weights")}
-    return _call(spec, builder, apart | options)
+        overrides |= {"aux_logits": False, "init_weights": False, "transform_input": trained}
+    parameters = inspect.signature(builder).parameters
+    accepted = {key: value for key, value in overrides.items() if key in parameters or not key.startswith("weights")}
+    return _call(spec, builder, accepted | options)
 
 
 def _from_timm(spec: Spec, options: dict[str, Any], trained: bool) -> Any:

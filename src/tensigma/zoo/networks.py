@@ -127,7 +127,7 @@ class SqueezeNet(nn.Module):
 
 
 def digits_cnn(*, in_chans: int = 1, num_classes: int = 10, width: int = 32) -> nn.Sequential:
-    """A small CNN for scikit-learn's 8×8 digits, wide enough to have something to lose.
+    """A small CNN for scikit-learn's 8×8 digits, wide enough to be worth compressing.
 
     >>> digits_cnn()(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])

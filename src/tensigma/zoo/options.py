@@ -1,4 +1,4 @@
-"""What may follow ``?`` in the name of a data set, as types that check themselves."""
+"""The options that may follow ``?`` in the name of a data set, checked."""
 
 from __future__ import annotations
 
@@ -34,9 +34,14 @@ class DataOptions:
         for name in ("size", "resize", "via", "samples", "per_class"):
             value = getattr(self, name)
             _check(name, value, value is None or value >= 1, "give a whole number of at least 1")
-        _check("interpolation", self.interpolation, self.interpolation in ("bilinear", "bicubic"), "bilinear, bicubic")
-        _check("unreadable", self.unreadable, self.unreadable in ("error", "skip"), "error or skip")
-        _check("split", self.split, self.split in (None, "train", "val", "test"), "train, val or test")
+        _check(
+            "interpolation",
+            self.interpolation,
+            self.interpolation in ("bilinear", "bicubic"),
+            "give bilinear or bicubic",
+        )
+        _check("unreadable", self.unreadable, self.unreadable in ("error", "skip"), "give error or skip")
+        _check("split", self.split, self.split in (None, "train", "val", "test"), "give train, val or test")
         _check("holdout", self.holdout, self.holdout is None or 0 < self.holdout < 1, "give a share between 0 and 1")
         _check("weight", self.weight, self.weight is None or self.weight > 0, "give a positive number")
         _check("seed", self.seed, self.seed >= 0, "give a whole number of at least 0")
@@ -44,21 +49,21 @@ class DataOptions:
 
     @classmethod
     def of(cls, spec: Spec, defaults: Mapping[str, Any]) -> DataOptions:
-        """The options written in ``spec``, over ``defaults`` given as keywords."""
+        """The options in ``spec``, which override ``defaults`` given as keywords."""
         names = [field.name for field in fields(cls)]
         values: dict[str, Any] = {}
         for key, value in (dict(defaults) | spec.options).items():
             if key not in names:
                 raise unknown(f"{spec}: the option", key, names)
-            # Keywords take the written form too, so that mean=0.5 and classes=[3, "cat"] mean what they say.
+            # Keywords take the written form too, so that mean=0.5 and classes=[3, "cat"] work.
             text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
             if value is not None:
                 values[key] = _CONVERTERS[key](key, text)
         return cls(**values)
 
 
-def _check(name: str, value: object, fine: bool, accepted: str) -> None:
-    if not fine:
+def _check(name: str, value: object, valid: bool, accepted: str) -> None:
+    if not valid:
         raise InputError(f"{name}={value} is invalid; {accepted}")
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from tensigma.errors import InputError
 from tensigma.zoo.spec import Spec
 
-#: Sets whose test images are stored apart; without a split their names mean the training images.
-_STORED_APART = ("cifar10", "cifar100")
+#: Sets whose test images are stored separately; without a split their names mean the training images.
+_STORED_SEPARATELY = ("cifar10", "cifar100")
 
 
 def may_share(first: str, second: str) -> bool:
     """Whether any image may be in both; names of mixtures are joined by ``" + "``.
 
-    Only what the names themselves tell apart counts as apart: other places, or other parts of one split.
+    Sets count as disjoint only if their names show it: different places, or different parts of one split.
 
     >>> may_share("digits:?split=train&holdout=0.3&samples=600", "digits:?split=train&holdout=0.3&samples=500")
     True
@@ -35,7 +35,7 @@ def _pair(first: str, second: str) -> bool:
         return first == second
     if one.scheme != other.scheme or not _same_place(one, other):
         return False
-    default = "train" if one.scheme in _STORED_APART else None
+    default = "train" if one.scheme in _STORED_SEPARATELY else None
     parts = {spec.options.get("split", default) for spec in (one, other)}
     if len(parts) == 1 or None in parts:
         return True

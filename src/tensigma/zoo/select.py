@@ -15,7 +15,7 @@ from tensigma.zoo.spec import Spec, unknown
 
 
 def permutation(n: int, seed: int) -> list[int]:
-    """A random order of ``n`` things that depends on the seed alone."""
+    """A random order of ``n`` items that depends on the seed alone."""
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
@@ -36,8 +36,8 @@ def choose(spec: Spec, source: Source, options: DataOptions) -> Tensor:
         raise InputError(f"{spec}: classes and per_class need labels, which this set does not have")
     if options.classes is not None:
         assert labels is not None
-        wanted = {index for name in options.classes for index in _class_indices(spec, name, source.classes)}
-        order = [i for i in order if int(labels[i]) in wanted]
+        class_indices = {index for name in options.classes for index in _class_indices(spec, name, source.classes)}
+        order = [i for i in order if int(labels[i]) in class_indices]
     if options.per_class is not None:
         assert labels is not None
         order = _first_of_each(order, labels, options.per_class)
@@ -74,7 +74,7 @@ def _first_of_each(order: list[int], labels: Tensor, n: int) -> list[int]:
 
 
 def share(chosen: Sequence[Tensor], options: Sequence[DataOptions]) -> list[Tensor]:
-    """As many images of every set as the weights ask for, and as many in all as the sets can give."""
+    """Images of every set in proportion to the weights, as many as the sets can give."""
     if all(option.weight is None for option in options):
         return list(chosen)
     weights = [option.weight or 1.0 for option in options]
@@ -82,6 +82,6 @@ def share(chosen: Sequence[Tensor], options: Sequence[DataOptions]) -> list[Tens
     shares = []
     for indices, weight, option in zip(chosen, weights, options, strict=True):
         n = max(1, math.floor(scale * weight + 1e-9))
-        # Spread over the set even where its stored order is kept.
+        # Spread over the set even if its stored order is kept.
         shares.append(indices[sorted(permutation(len(indices), option.seed)[:n])])
     return shares

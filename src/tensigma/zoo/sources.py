@@ -1,4 +1,4 @@
-"""Where images come from: folders, arrays, and the sets with a name."""
+"""Sources of images: folders, arrays and named sets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Source(Protocol):
 
     @property
     def labels(self) -> Tensor | None:
-        """Class of every image, (n,) int64, or None where there are none."""
+        """Class of every image, (n,) int64, or None without labels."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class Arrays:
 
 @dataclass(frozen=True, eq=False)
 class Folder:
-    """Image files, read when they are needed."""
+    """Image files, read on demand."""
 
     files: tuple[Path, ...]
     labels: Tensor | None = None
@@ -67,7 +67,7 @@ class Folder:
         return len(self.files)
 
     def first_size(self) -> tuple[int, int] | None:
-        """Width and height of the first file, from its header; None where it cannot be read."""
+        """Width and height of the first file, from its header; None if it cannot be read."""
         image_module = require("PIL.Image", "vision", "reading image files")
         try:
             with image_module.open(self.files[0]) as opened:
@@ -105,11 +105,11 @@ def open_folder(folder: Path) -> Folder:
     files: list[Path] = []
     labels: list[int] = []
     for child in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
-        found = _images(child.rglob("*"))
-        if found:
-            labels += [len(names)] * len(found)
+        class_files = _images(child.rglob("*"))
+        if class_files:
+            labels += [len(names)] * len(class_files)
             names.append(child.name)
-            files += found
+            files += class_files
     flat = _images(folder.iterdir())
     if files and flat:
         raise StoreError(f"{folder}: has images beside class folders, such as {flat[0].name}; move them into a class")

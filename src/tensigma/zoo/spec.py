@@ -1,4 +1,4 @@
-"""Names of models and data as a person writes them: ``scheme:target?key=value&key=value``, or ``file.py:factory``."""
+"""Names of models and data as users write them: ``scheme:target?key=value&key=value``, or ``file.py:factory``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensigma.errors import InputError, MissingExtra
 
 @dataclass(frozen=True)
 class Spec:
-    """One name, taken apart.
+    """A parsed name.
 
     >>> Spec.parse("imagefolder:photos?size=96&classes=cat,dog")
     Spec(scheme='imagefolder', target='photos', options={'size': '96', 'classes': 'cat,dog'})
@@ -32,9 +32,9 @@ class Spec:
 
     @classmethod
     def parse(cls, text: str, kind: str = "model or data", schemes: Iterable[str] = ()) -> Spec:
-        """Take a name apart; raises :class:`InputError` where it has no such form.
+        """Parse a name; raises :class:`InputError` if it does not have this form.
 
-        ``kind`` of thing and ``schemes`` that are accepted serve to say what could be meant.
+        ``kind`` and the accepted ``schemes`` appear in the error message.
         """
         head, mark, tail = text.strip().partition("?")
         options: dict[str, str] = {}
@@ -43,7 +43,7 @@ class Spec:
             if not equals or not key.strip():
                 raise InputError(f"{text!r}: option {item!r} cannot be read; write options as ?key=value&key=value")
             if key.strip() in options:
-                raise InputError(f"{text!r}: the option {key.strip()!r} is there twice; give it once")
+                raise InputError(f"{text!r}: the option {key.strip()!r} is given twice; give it once")
             options[key.strip()] = value.strip()
         path, colon, _ = head.rpartition(":")
         if colon and path.endswith(".py"):
@@ -75,7 +75,7 @@ def literal(text: str) -> Any:
 
 
 def unknown(what: str, name: str, accepted: Iterable[str]) -> InputError:
-    """The error for an unknown name, with the names closest to it, or all where there are few."""
+    """The error for an unknown name, with the names closest to it, or all if there are few."""
     names = sorted(accepted)
     close = difflib.get_close_matches(name, names, n=4, cutoff=0.5)
     if len(names) > 12 and not close:
@@ -86,7 +86,7 @@ def unknown(what: str, name: str, accepted: Iterable[str]) -> InputError:
 
 
 def _no_scheme(text: str, path: Path, kind: str, schemes: list[str]) -> InputError:
-    """The error for a name without a scheme: a file or folder that is there is what was meant."""
+    """The error for a name without a scheme; it suggests a file or folder of that name."""
     if path.suffix == ".py":
         if not path.is_file():
             return InputError(f"{path}: no such file; the form is path/to/file.py:factory")
@@ -129,7 +129,7 @@ def unknown_scheme(kind: str, text: str, scheme: str, schemes: Iterable[str]) ->
 
 
 def require(package: str, extra: str, wanted_for: str) -> ModuleType:
-    """Import an optional package, or say which extra brings it."""
+    """Import an optional package, or say which extra installs it."""
     # Only some builds of torch and torchvision fit together, and pip alone does not know which.
     install = f"pip install {'-c constraints.txt ' if extra == 'vision' else ''}'tensigma[{extra}]'"
     try:

@@ -1,4 +1,4 @@
-"""Weights from a file into a model, without ever executing what the file holds."""
+"""Load weights from a file into a model without executing code from the file."""
 
 from __future__ import annotations
 
