@@ -81,10 +81,10 @@ def test_random_mixtures_react_to_changes_as_the_divergence_does(shape: tuple[in
     generator = torch.Generator().manual_seed(0)
     answer, change = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     probe = Probe(Fixed(answer), [torch.zeros(6, 1)], samples=6)
-    step, draws, squares = 1e-4, 4000, torch.zeros(6, dtype=torch.float64)
+    step, draws, squares = 1e-4, 1000, torch.zeros(6, dtype=torch.float64)
     expected = probe.divergence(Fixed(answer + step * change)) / step**2
     tracked = answer.clone().requires_grad_()
     for _ in range(draws):
         (slope,) = torch.autograd.grad(probe.mixture([tracked], generator), tracked)
         squares += (slope * change).flatten(1).sum(1).square() / draws
-    assert squares.mean().item() == pytest.approx(expected, rel=0.05)
+    assert squares.mean().item() == pytest.approx(expected, rel=0.1)
