@@ -42,7 +42,7 @@ def test_labels(run, small: Path, place: Path) -> None:
     before = ts.load(small, load_model(MODEL))
     assert not torch.equal(tuned.state_dict()["fc.weight"], before.state_dict()["fc.weight"])
     report = ts.Report.from_json(json.loads(Path("tuned/report.json").read_text()))
-    assert "Errors of layers are from before." in Path("tuned/report.html").read_text()
+    assert "Layer errors are from before fine-tuning." in Path("tuned/report.html").read_text()
     assert report.notes["finetuning"] == history.to_json()
     assert "conv3" in run("report", "tuned").stdout
 

@@ -1,4 +1,4 @@
-"""What a compression did, and what experiments found, as pages to look at."""
+"""HTML pages about compressions and experiments."""
 
 from tensigma.report.comparison import Run
 from tensigma.report.figure import SUFFIXES, Line, Panel, draw

@@ -20,19 +20,19 @@ class Card:
     before: str
     after: str
     change: str
-    #: What is left of what was there, for a small bar; None where that means nothing.
+    #: The share that remains, for a small bar; None if it has no meaning.
     share: float | None = None
 
 
 def cards(report: Report, evaluation: Evaluation | None) -> list[Card]:
-    """The headline: size always, quality and time where they were measured."""
+    """The headline: size always, quality and time if they were measured."""
     before, after = report.before, report.after
-    found = [_size("Parameters", before.params, after.params)]
+    headline = [_size("Parameters", before.params, after.params)]
     if before.macs is not None and after.macs is not None:
-        found.append(_size("Multiply-adds", before.macs, after.macs))
-    found.append(_size("Bytes", before.bytes, after.bytes, "B"))
+        headline.append(_size("Multiply-adds", before.macs, after.macs))
+    headline.append(_size("Bytes", before.bytes, after.bytes, "B"))
     if evaluation is None:
-        return found
+        return headline
     first = evaluation.original
     for name, old, new in (
         ("Top-1 accuracy", None if first is None else first.top1, evaluation.top1),
@@ -40,24 +40,24 @@ def cards(report: Report, evaluation: Evaluation | None) -> list[Card]:
     ):
         if new is not None:
             step = "" if old is None else f"{100 * (new - old):+.2f} points"
-            found.append(Card(name=name, before=numbers.percent(old), after=numbers.percent(new), change=step))
+            headline.append(Card(name=name, before=numbers.percent(old), after=numbers.percent(new), change=step))
     if evaluation.agreement is not None:
         certified = certificate(report, evaluation)
-        words = "of answers are those of the original" if certified is None else _promise(certified)
-        found.append(Card(name="Agreement", before="", after=numbers.percent(evaluation.agreement), change=words))
+        words = "of answers match the original" if certified is None else _promise(certified)
+        headline.append(Card(name="Agreement", before="", after=numbers.percent(evaluation.agreement), change=words))
     if evaluation.latency is not None:
         old_time = None if first is None else first.latency
         ratio = ", ".join(filter(None, [numbers.speed(evaluation.speedup), "one thread"]))
         new_text = numbers.milliseconds(evaluation.latency)
-        found.append(Card(name="Latency", before=numbers.milliseconds(old_time), after=new_text, change=ratio))
-    return found
+        headline.append(Card(name="Latency", before=numbers.milliseconds(old_time), after=new_text, change=ratio))
+    return headline
 
 
 def certificate(report: Report, evaluation: Evaluation | None) -> Certificate | None:
-    """The bound on agreement, where nothing that is known about the run takes it away.
+    """The bound on agreement; None if the notes of the run show that it does not hold.
 
-    It needs samples that had no part in making the model: not those of the calibration or of a search, and not those by
-    which one result was chosen among several.
+    It needs samples that were not used to make the model: not for calibration, not for a search, and not to choose one
+    result among several.
     """
     notes = report.notes
     judged = notes.get("evaluated_on")
@@ -66,7 +66,7 @@ def certificate(report: Report, evaluation: Evaluation | None) -> Certificate | 
 
 
 def _promise(certified: Certificate) -> str:
-    # Rounded down, or the words would claim more than the bound.
+    # Rounded down, so that the text never claims more than the bound.
     share = int(1000 * certified.bound) / 10
     return f"at least {share:.1f} % of inputs like these, with {100 * certified.confidence:g} % confidence"
 
@@ -82,11 +82,11 @@ def _size(name: str, before: int, after: int, unit: str = "") -> Card:
 
 
 def facts(report: Report, evaluation: Evaluation | None) -> list[tuple[str, str]]:
-    """How it was made."""
+    """How the model was made: names and values."""
     notes = report.notes
     norms = sorted({layer.norm for layer in report.compressed if layer.norm})
     certified = certificate(report, evaluation)
-    found = [
+    entries = [
         ("Model", notes.get("model")),
         ("Weights", "random" if notes.get("untrained") else notes.get("weights")),
         ("Calibrated with", notes.get("data")),
@@ -102,11 +102,11 @@ def facts(report: Report, evaluation: Evaluation | None) -> list[tuple[str, str]
         ("Time to compress", f"{report.seconds:.1f} s"),
         ("Tensigma", report.library),
     ]
-    return [(name, str(value)) for name, value in found if value]
+    return [(name, str(value)) for name, value in entries if value]
 
 
 def _fine_tuning(noted: Any) -> str | None:
-    """What training did afterwards; errors of layers are from before it."""
+    """What training did after compression; layer errors are from before it."""
     if noted is None:
         return None
     tuning = FineTuning.from_json(noted)
@@ -117,12 +117,12 @@ def _fine_tuning(noted: Any) -> str | None:
     return (
         f"{tuning.optimizer}, learning rate {tuning.learning_rate:g}, epoch {tuning.epoch}: "
         f"{measure} {before} → {after} on {numbers.number(tuning.validation_samples)} validation samples. "
-        "Errors of layers are from before."
+        "Layer errors are from before fine-tuning."
     )
 
 
 def _certificate(certified: Certificate) -> str:
     return (
-        f"{certified} It holds for independent draws of the inputs that the model will meet, none of which had a part "
-        "in making it."
+        f"{certified} It holds for independent draws of the inputs that the model will see, none of which was used "
+        "to make it."
     ).replace(") It", "). It")

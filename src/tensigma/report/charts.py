@@ -1,4 +1,4 @@
-"""Where the marks of a chart go. Drawing is left to the templates."""
+"""Positions of the marks of a chart, which the templates draw."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensigma.report.comparison import Run
 
 @dataclass(frozen=True)
 class Tick:
-    """A value on an axis, its place, and its words."""
+    """A tick of an axis: its place and its label."""
 
     place: float
     label: str
@@ -28,14 +28,14 @@ class Mark:
 
 @dataclass(frozen=True)
 class Series:
-    """The runs of one way of compressing, from left to right."""
+    """The runs of one series, from left to right."""
 
     name: str
     marks: tuple[Mark, ...]
 
     @property
     def points(self) -> str:
-        """The line through the marks, as SVG writes it."""
+        """The line through the marks, in SVG notation."""
         return " ".join(f"{mark.x:.1f},{mark.y:.1f}" for mark in self.marks)
 
 
@@ -47,7 +47,7 @@ class LineChart:
     series: tuple[Series, ...]
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
-    #: Where the original stands, if that is known.
+    #: Height of the line for the original, if known.
     reference: float | None
     width: int = 560
     height: int = 320
@@ -58,7 +58,7 @@ class LineChart:
 
 
 def line_chart(runs: Sequence[Run], original: float | None) -> LineChart | None:
-    """The chart of several runs; None where there is too little to draw."""
+    """The chart of several runs; None if there are fewer than two to draw."""
     what = "top1" if all(run.top1 is not None for run in runs) else "agreement"
     values = [(run, getattr(run, what)) for run in runs if getattr(run, what) is not None]
     if len(values) < 2:
@@ -81,8 +81,10 @@ def line_chart(runs: Sequence[Run], original: float | None) -> LineChart | None:
 
     series = []
     for name in dict.fromkeys(run.series for run, _ in values):
-        own = sorted(((run, value) for run, value in values if run.series == name), key=lambda pair: pair[0].rate)
-        marks = tuple(Mark(x(run.rate), y(value), f"{name}: {value:.1%} at {run.rate:.2f}×") for run, value in own)
+        in_series = sorted(((run, value) for run, value in values if run.series == name), key=lambda pair: pair[0].rate)
+        marks = tuple(
+            Mark(x(run.rate), y(value), f"{name}: {value:.1%} at {run.rate:.2f}×") for run, value in in_series
+        )
         series.append(Series(name, marks))
     return LineChart(
         what=what,
@@ -99,8 +101,8 @@ def _rates(low: float, high: float) -> list[float]:
     >>> _rates(1.8, 11)
     [2, 3, 4, 5, 7, 10]
     """
-    known = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200]
-    inside = [rate for rate in known if low <= rate <= high]
+    round_rates = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200]
+    inside = [rate for rate in round_rates if low <= rate <= high]
     if high / low > 2.5:
         inside = [rate for rate in inside if rate not in (1.2, 2.5)]
     return inside[:: max(1, math.ceil(len(inside) / 7))]

@@ -18,9 +18,9 @@ class Run:
     True
     """
 
-    #: The way of compressing; runs of one series are joined by a line.
+    #: The method of compression; runs of one series are joined by a line.
     series: str
-    #: What was asked for.
+    #: The requested budget or ranks.
     setting: str
     #: Parameters of the whole model before ÷ after.
     rate: float
@@ -36,7 +36,7 @@ class Run:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Run:
-        """The run that :meth:`to_json` was asked for."""
+        """The inverse of :meth:`to_json`."""
         try:
             return cls(**{field.name: data[field.name] for field in fields(cls)})
         except (KeyError, TypeError) as error:

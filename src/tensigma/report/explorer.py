@@ -1,4 +1,4 @@
-"""What the page needs to move a budget: the front of the plan, and the command that makes a point of it."""
+"""Data for the budget slider of a page: the front of the plan, and the command for a point of it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from tensigma.compression import Report
 from tensigma.planning import FRONT_VERSION
 
-# What a new command says for itself, with the number of values each option takes.
-_OWN = {"--budget": 1, "--ranks": 1, "--plan": 1, "--out": 1, "--force": 0, "--json": 0, "--quiet": 0, "-q": 0}
+# Options that a new command sets itself, with the number of values each takes.
+_REPLACED = {"--budget": 1, "--ranks": 1, "--plan": 1, "--out": 1, "--force": 0, "--json": 0, "--quiet": 0, "-q": 0}
 
 NO_FRONT = (
-    "There is no slider here: only a plan made from a budget, and carried out in the same go, knows what other budgets "
-    "would give. Plan with a budget, such as params=0.5, and compress without going through a plan's file."
+    "There is no slider here: it needs a plan that was made from a budget and carried out in the same run. "
+    "Plan with a budget, such as params=0.5, and compress without saving the plan to a file first."
 )
 
 
 def explorer(report: Report) -> dict[str, Any] | None:
-    """Plain data for the page's script; None where the report has no front, or one of another version."""
+    """Plain data for the page's script; None if the report has no front, or one of another version."""
     if report.front is None or report.front.get("version") != FRONT_VERSION:
         return None
     norms = sorted({layer.norm for layer in report.compressed if layer.norm})
@@ -53,8 +53,8 @@ def command_start(arguments: Sequence[str]) -> str:
         name, equals, _ = argument.partition("=")
         if skip:
             skip -= 1
-        elif name in _OWN:
-            skip = 0 if equals else _OWN[name]
+        elif name in _REPLACED:
+            skip = 0 if equals else _REPLACED[name]
         else:
             kept.append(argument)
     return shlex.join(kept)

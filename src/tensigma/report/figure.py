@@ -14,7 +14,7 @@ from tensigma.errors import InputError, MissingExtra
 from tensigma.files import whole_file
 
 SUFFIXES = (".svg", ".png")
-# Distinguishable with every common kind of colour blindness, and by shape besides.
+# Distinguishable with every common kind of colour blindness, and by shape.
 _COLOURS = ("#777777", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _MARKERS = "osD^vPX*"
 _COLUMNS = 2
@@ -54,7 +54,7 @@ def draw(panels: Sequence[Panel], path: Path, *, title: str) -> None:
 
 
 def picture(panels: Sequence[Panel], kind: str, *, title: str) -> bytes:
-    """The content of the file of :func:`draw`: ``"svg"`` or ``"png"``."""
+    """The content of the file that :func:`draw` writes: ``"svg"`` or ``"png"``."""
     matplotlib = _matplotlib()
     options = {"svg.hashsalt": "tensigma", "svg.fonttype": "none", "font.size": 9}
     with matplotlib.rc_context(options):

@@ -6,7 +6,7 @@ from tensigma.evaluation import Timing
 
 
 def number(value: int | None) -> str:
-    """A whole number with thousands apart; a dash where it is not known."""
+    """A whole number with thousands separators; a dash if unknown."""
     return "–" if value is None else f"{value:,}"
 
 
@@ -28,7 +28,7 @@ def short(value: float | None, unit: str = "") -> str:
 
 
 def percent(value: float | None, places: int = 2) -> str:
-    """A share as a percentage; a dash where it is not known."""
+    """A share as a percentage; a dash if unknown."""
     return "–" if value is None else f"{100 * value:.{places}f} %"
 
 
@@ -54,7 +54,7 @@ def speed(ratio: float | None) -> str:
 
 
 def times(before: float | None, after: float | None, word: str = "less") -> str:
-    """How many times less, or more; nothing where one of the two is not known.
+    """How many times less, or more; empty if either is unknown.
 
     >>> times(10, 4), times(97, 100), times(97, 100, "smaller")
     ('2.50× less', '1.03× more', '1.03× larger')

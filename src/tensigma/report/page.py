@@ -26,18 +26,18 @@ def write_report(
     comparison: Sequence[Run] = (),
     title: str | None = None,
 ) -> None:
-    """Write a page about a compression to the file ``path``; a file that is there is replaced in one step.
+    """Write a page about a compression to the file ``path``; an existing file is replaced in one step.
 
-    The page needs no network and no other file. Where the report carries the front of its plan, a slider moves the
-    budget, shows what would become of every layer, and gives the command or the plan for it. The page follows the
+    The page needs no network and no other file. If the report carries the front of its plan, a slider moves the
+    budget, shows the effect on every layer, and gives the command or the plan for it. The page follows the
     reader's choice of light or dark, sorts its tables and can be printed.
 
     Args:
         report: What :func:`tensigma.compress` returned.
         path: The file.
         evaluation: What :func:`tensigma.evaluate` found, for accuracy, agreement and latency.
-        comparison: Other compressions of the same model to show beside this one.
-        title: The headline; by default the name of the model, where the report notes one.
+        comparison: Other compressions of the same model to show with this one.
+        title: The headline; by default the name of the model, if the report notes one.
 
     >>> import tempfile
     >>> import torch
@@ -88,7 +88,7 @@ def render_report(
 
 
 def _breakable(name: str) -> Any:
-    """A layer's name that may go on in the next line after each dot."""
+    """A layer's name that may break after each dot."""
     from markupsafe import Markup
 
     return Markup(".<wbr>").join(name.split("."))

@@ -1,4 +1,4 @@
-"""Layers as columns and as small curves: where the marks go. Drawing is left to the templates."""
+"""Layers as columns and as small curves: positions of the marks, which the templates draw."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIMITS_OUTPUTS = ("svd", "tucker2", "cp", "cp-joint", "deflation", "tensor-trai
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One layer among others; heights in percent of the panel, None where there is nothing to draw."""
+    """One layer among others; heights in percent of the panel, None if there is nothing to draw."""
 
     layer: LayerReport
     before: float
@@ -38,19 +38,19 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """How the error of one layer falls with its rank, and where the layer is now."""
+    """How the error of one layer falls with its rank, and where the compressed layer is."""
 
     layer: LayerReport
-    #: Corners of the area below the curve, as SVG writes them.
+    #: Corners of the area below the curve, in SVG notation.
     area: str
     line: str
-    #: What the compression made of the layer; None where no point of this picture says it.
+    #: The compressed layer; None if it has no point in this picture.
     dot: tuple[float, float] | None
-    #: Drawn at the right edge instead of a dot, as SVG writes it, where the rank is larger than all that is shown.
+    #: Drawn at the right edge instead of a dot, in SVG notation, if the rank is larger than all that are shown.
     arrow: str | None
     #: The same in words.
     beyond: str | None
-    #: In words.
+    #: The whole curve in words.
     label: str
 
 
@@ -113,13 +113,13 @@ def _curve(layer: LayerReport, spectrum: dict[str, list[float]]) -> Curve:
         return round(WIDTH * rank / full, 1), round(HEIGHT * (1 - min(error, 1.0)), 1)
 
     points = " ".join("{},{}".format(*place(*point)) for point in zip(ranks, errors, strict=True))
-    rank, error = (layer.ranks or (0,))[0], _own_error(layer)
+    rank, error = (layer.ranks or (0,))[0], _spectrum_error(layer)
     # CP may have more terms than there are output directions.
     comparable = bool(layer.ranks) and layer.method in _LIMITS_OUTPUTS
     outside = comparable and rank > full
     spot = None if not comparable or error is None else place(min(rank, full), error)
-    half = next((rank for rank, error in zip(ranks, errors, strict=True) if error <= 0.1), full)
-    label = f"{layer.name}: {half:g} of {full:g} directions leave an error of 0.1 or less"
+    enough = next((rank for rank, error in zip(ranks, errors, strict=True) if error <= 0.1), full)
+    label = f"{layer.name}: {enough:g} of {full:g} directions leave an error of 0.1 or less"
     if layer.ranks and error is not None:
         label += f"; {layer.method} {' × '.join(map(str, layer.ranks))} has {error:.3f}"
     if outside:
@@ -140,8 +140,8 @@ def _arrow(x: float, y: float) -> str:
     return f"M{x - 5:g} {y - 4.5:g}L{x + 4:g} {y:g}L{x - 5:g} {y + 4.5:g}Z"
 
 
-def _own_error(layer: LayerReport) -> float | None:
-    """The error under the norm of the spectrum, where the report has it."""
+def _spectrum_error(layer: LayerReport) -> float | None:
+    """The error under the norm of the spectrum, if the report has it."""
     if layer.norm in ("centred", "sigma"):
         return layer.error
     return layer.frobenius_error if layer.norm == "frobenius" else None

@@ -1,4 +1,4 @@
-"""From templates of this package to text."""
+"""The templates of this package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tensigma.errors import MissingExtra
 
 
 def templates() -> Any:
-    """The templates; refused where jinja2 is not installed."""
+    """The templates; raises :class:`~tensigma.errors.MissingExtra` if jinja2 is not installed."""
     try:
         import jinja2
     except ModuleNotFoundError:
@@ -25,5 +25,5 @@ def templates() -> Any:
 
 
 def check_renderer() -> None:
-    """Raise :class:`~tensigma.errors.MissingExtra` where pages cannot be made."""
+    """Raise :class:`~tensigma.errors.MissingExtra` if pages cannot be rendered."""
     templates()

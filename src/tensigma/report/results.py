@@ -1,4 +1,4 @@
-"""One HTML file about experiments: tables and figures, each beside what it is compared with."""
+"""One HTML file about experiments: tables and figures, next to published numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensigma.report.render import templates
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A head, rows under it, and what to say about it. Texts may hold `code` and **bold**."""
+    """A header, rows and notes. Texts may hold `code` and **bold**."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -30,7 +30,7 @@ class Section:
 
     name: str
     title: str
-    #: Where models and data come from, and whether they stand in for others.
+    #: Where models and data come from, and whether they are substitutes.
     origin: str
     substitute: bool = False
     tables: Sequence[Table] = ()

@@ -48,14 +48,14 @@
     // What was measured on the way to this model says nothing about another one.
     if (at !== columns.chosen && plan.notes) plan.notes = {};
     data.layers.forEach((layer, index) => {
-      const [method, ranks, params, macs, error] = option(index), own = plan.layers[layer.name];
-      own.method = method || own.method;
-      own.ranks = ranks;
-      own.error = ranks ? error : null;
-      own.reason = ranks ? null : "the budget is best kept without it";
-      own.options = layer.settings[method] || {};
-      own.params = [own.params[0], params];
-      if (own.macs) own.macs = [own.macs[0], macs];
+      const [method, ranks, params, macs, error] = option(index), entry = plan.layers[layer.name];
+      entry.method = method || entry.method;
+      entry.ranks = ranks;
+      entry.error = ranks ? error : null;
+      entry.reason = ranks ? null : "the budget is best kept without it";
+      entry.options = layer.settings[method] || {};
+      entry.params = [entry.params[0], params];
+      if (entry.macs) entry.macs = [entry.macs[0], macs];
     });
     return `${JSON.stringify(plan, null, 1)}\n`;
   };
@@ -69,7 +69,7 @@
 
   // The slider goes from plan to plan; a round share stands where it would be between its two neighbours.
   const placeOf = (share) => {
-    const above = columns.share.findIndex((each) => each >= share - 1e-9);
+    const above = columns.share.findIndex((other) => other >= share - 1e-9);
     if (above < 0 || (above === 0 && columns.share[0] > share + 1e-9)) return null;
     if (above === 0) return 0;
     const low = columns.share[above - 1], high = columns.share[above];
@@ -91,7 +91,7 @@
     const width = Math.max(280, svg.clientWidth || 640), height = 260;
     const left = 44, right = 24, top = 26, bottom = 42;
     const highest = Math.max(...columns.error, 1e-9);
-    const step = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1].find((each) => highest / each <= 5) || 1;
+    const step = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1].find((size) => highest / size <= 5) || 1;
     const x = (share) => left + share * (width - left - right);
     const y = (error) => height - bottom - (error / (step * Math.ceil(highest / step))) * (height - top - bottom);
     const of = (index) => columns[measure][index] / data.before[measure];
@@ -113,10 +113,10 @@
     make(svg, "polygon", { class: "under", points: `${x(of(onFront[0]))},${y(0)} ${line.join(" ")} ${x(1)},${y(0)}` });
     make(svg, "polyline", { class: "front", points: line.join(" ") });
     for (const index of onFront) make(svg, "circle", { class: "stop", cx: x(of(index)), cy: y(columns.error[index]), r: 2 });
-    const own = columns.chosen;
-    make(svg, "circle", { class: "own", cx: x(of(own)), cy: y(columns.error[own]), r: 6 });
-    const end = of(own) > 0.8;
-    if (at === own) make(svg, "text", { class: "tag", x: x(of(own)) + (end ? -11 : 11), y: y(columns.error[own]) - 9, "text-anchor": end ? "end" : "start" }, "this model");
+    const chosen = columns.chosen;
+    make(svg, "circle", { class: "own", cx: x(of(chosen)), cy: y(columns.error[chosen]), r: 6 });
+    const end = of(chosen) > 0.8;
+    if (at === chosen) make(svg, "text", { class: "tag", x: x(of(chosen)) + (end ? -11 : 11), y: y(columns.error[chosen]) - 9, "text-anchor": end ? "end" : "start" }, "this model");
     make(svg, "line", { class: "drop", x1: x(of(at)), x2: x(of(at)), y1: y(columns.error[at]), y2: y(0) });
     make(svg, "circle", { class: "now", cx: x(of(at)), cy: y(columns.error[at]), r: 6 });
     svg.onclick = (event) => {
@@ -128,11 +128,11 @@
   };
 
   const show = () => {
-    const own = columns.chosen;
+    const chosen = columns.chosen;
     slider.max = columns.share.length - 1;
     slider.value = at;
     slider.style.setProperty("--at", at / Math.max(columns.share.length - 1, 1));
-    slider.setAttribute("aria-valuetext", `${percent(columns.share[at])} of the ${words[measure]}${at === own ? ", this model" : ""}`);
+    slider.setAttribute("aria-valuetext", `${percent(columns.share[at])} of the ${words[measure]}${at === chosen ? ", this model" : ""}`);
     const params = columns.params[at], macs = columns.macs && columns.macs[at];
     const change = (now, before) => `${percent(now / before)} · ${(before / Math.max(now, 1)).toFixed(2)}×`;
     find("out-params").textContent = short(params);
@@ -142,13 +142,13 @@
     find("out-bytes").textContent = short(bytes(params), "B");
     find("rel-bytes").textContent = change(bytes(params), data.before.bytes);
     find("out-error").textContent = columns.error[at].toFixed(4);
-    const more = columns.error[at] - columns.error[own];
-    find("rel-error").textContent = at === own ? "this model" : `${more < 0 ? "−" : "+"}${Math.abs(more).toFixed(4)} against this model`;
+    const more = columns.error[at] - columns.error[chosen];
+    find("rel-error").textContent = at === chosen ? "this model" : `${more < 0 ? "−" : "+"}${Math.abs(more).toFixed(4)} against this model`;
     const worst = Math.max(1e-9, ...data.layers.map((_, index) => option(index)[4]));
     rows.forEach((cells, index) => {
       const [method, ranks, size, , error] = option(index), layer = data.layers[index];
-      const dense = !ranks, chosen = columns.choices[own][index] === columns.choices[at][index];
-      cells.row.className = `f-${method || "dense"}${dense ? " dense" : ""}${chosen ? "" : " moved"}`;
+      const dense = !ranks, unchanged = columns.choices[chosen][index] === columns.choices[at][index];
+      cells.row.className = `f-${method || "dense"}${dense ? " dense" : ""}${unchanged ? "" : " moved"}`;
       cells.what.replaceChildren();
       const format = make(cells.what, "span", { class: "format" });
       make(format, "span", { class: "key" });
@@ -162,7 +162,7 @@
       cells.row.title = `${layer.name}: ${data.plan.layers[layer.name].params[0].toLocaleString("en")} parameters before`;
     });
     find("command").textContent = commandNow();
-    find("chosen").disabled = at === own;
+    find("chosen").disabled = at === chosen;
     status.textContent = "";
     find("by-hand").hidden = true;
     drawScale();
@@ -188,11 +188,11 @@
   slider.addEventListener("input", () => { at = Number(slider.value); show(); });
   for (const radio of radios) {
     radio.addEventListener("change", () => {
-      const wanted = at === columns.chosen ? null : columns.share[at];
+      const share = at === columns.chosen ? null : columns.share[at];
       measure = radio.value;
       columns = data.measures[measure];
-      const gap = (index) => Math.abs(columns.share[index] - wanted);
-      at = wanted === null ? columns.chosen : columns.share.reduce((best, _, index) => (gap(index) < gap(best) ? index : best), 0);
+      const gap = (index) => Math.abs(columns.share[index] - share);
+      at = share === null ? columns.chosen : columns.share.reduce((best, _, index) => (gap(index) < gap(best) ? index : best), 0);
       show();
     });
   }
