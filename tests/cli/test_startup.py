@@ -33,6 +33,8 @@ for path in every:
         app([*path, "--help"])
     except SystemExit as end:
         assert end.code == 0
+# typer imports it to turn words into types, which no manual needs.
+assert "pydantic" not in sys.modules
 {CHECK}"""
 COMPLETION = f"""
 import sys

@@ -87,6 +87,15 @@ class Command(_FlagsWithoutTypes, TyperCommand):
 class Group(_FlagsWithoutTypes, TyperGroup):
     """Commands under one name."""
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters = super().get_params(ctx)
+        for parameter in parameters:
+            # typer's own flags, which install completion, are None by default; to turn that into a bool, typer would
+            # import pydantic, which takes longer than all the rest of a command's --help.
+            if getattr(parameter, "is_flag", False) and parameter.default is None:
+                parameter.default = False
+        return parameters
+
 
 def command_line() -> list[str] | None:
     """The words that were typed, beginning with the program; None if the command runs inside another program."""

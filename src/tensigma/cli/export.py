@@ -86,7 +86,8 @@ def export(
     )
     timings: dict[str, ts.evaluation.Timing] = {}
     if latency:
-        screen.note(f"measuring latency: {rounds} passes of {batch} inputs, on one thread, alternating between models")
+        size = "1 input" if batch == 1 else f"{batch} inputs"
+        screen.note(f"measuring latency: {rounds} passes of {size}, on one thread, alternating between models")
         with TemporaryDirectory(prefix="tensigma-") as scratch:
             models = _timed_models(subject, exported, Path(scratch) / "original", example)
             timings = ts.deployment.measure_together(models, example, rounds=rounds)
