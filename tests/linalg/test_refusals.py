@@ -72,8 +72,8 @@ def test_weights_of_the_wrong_form(solver, weight, message):
         pytest.param(TensorTrain(9, 3, 3), "rank_out lies between 1 and 8", id="train-out"),
         pytest.param(TensorTrain(3, 19, 3), "rank_mid lies between 1 and 18", id="train-mid"),
         pytest.param(TensorTrain(3, 3, 7), "rank_in lies between 1 and 6", id="train-in"),
-        pytest.param(TensorTrain(3, 10, 5), "between 1 and 9 beside rank_out=3 and rank_in=5", id="train-mid-past-out"),
-        pytest.param(TensorTrain(5, 7, 2), "between 1 and 6 beside rank_out=5 and rank_in=2", id="train-mid-past-in"),
+        pytest.param(TensorTrain(3, 10, 5), "between 1 and 9 with rank_out=3 and rank_in=5", id="train-mid-past-out"),
+        pytest.param(TensorTrain(5, 7, 2), "between 1 and 6 with rank_out=5 and rank_in=2", id="train-mid-past-in"),
     ],
 )
 def test_ranks_out_of_range(solver, message):

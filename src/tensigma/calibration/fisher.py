@@ -40,4 +40,4 @@ def squared_gradients(
 
 def _check(name: str, gradient: Tensor) -> None:
     if not torch.isfinite(gradient).all():
-        raise InputError(f"layer {name!r}: the gradient of its weight holds NaN or infinite values")
+        raise InputError(f"layer {name!r}: the gradient of its weight contains NaN or infinite values")

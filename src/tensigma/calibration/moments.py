@@ -103,7 +103,7 @@ class Moments:
     def finish(self, dtype: torch.dtype | None = None) -> LayerStats:
         """The moments so far. More rows may follow afterwards.
 
-        The result is float32, or float64 if the inputs were, unless ``dtype`` says otherwise.
+        The result is float32, or float64 if the inputs were, unless ``dtype`` is given.
         """
         if self._pilot is None:
             raise InputError(f"{self.name}: no rows were seen")
@@ -202,7 +202,7 @@ class Moments:
             torch.sub(maps[start : start + n], shift, out=place)
             total = place.sum(0)
             if not math.isfinite(total.sum().item()):
-                raise InputError(f"layer {self.name!r}: its input holds NaN or infinite values")
+                raise InputError(f"layer {self.name!r}: its input contains NaN or infinite values")
             self._total += total
             self._filled += n
             start += n
@@ -250,7 +250,7 @@ class Moments:
         assert self._pilot is not None
         rows = rows.to(self._pilot.dtype)
         if not math.isfinite(rows.sum().item()):
-            raise InputError(f"layer {self.name!r}: its input holds NaN or infinite values")
+            raise InputError(f"layer {self.name!r}: its input contains NaN or infinite values")
         if self.count < self.window.d:
             self._kept.append(rows.clone())
             return

@@ -340,8 +340,8 @@ class Elimination:
             def precondition(matrix: Tensor, mode: int = mode, grams: list[Tensor] = grams) -> Tensor:
                 return self._precondition(grams, mode, matrix)
 
-            wanted = self._contract(target, factors, mode)
-            factors[mode] = conjugate_gradient(normal, wanted, factors[mode], precondition, steps=_CG_STEPS)
+            mode_target = self._contract(target, factors, mode)
+            factors[mode] = conjugate_gradient(normal, mode_target, factors[mode], precondition, steps=_CG_STEPS)
         return self.at(self.pack(factors))
 
     def _regress(self, basis: Tensor, image: Tensor) -> Tensor:

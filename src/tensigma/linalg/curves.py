@@ -21,7 +21,7 @@ def rank_grid(largest: int, count: int) -> list[int]:
 
 
 def power_law(rank: int, solved: Sequence[tuple[int, float]]) -> float:
-    """The error at ``rank``, on a straight line of logarithms between the ranks that were solved.
+    """The error at ``rank``, interpolated linearly in logarithms between the ranks that were solved.
 
     Below the smallest of them it rises geometrically to 1, which is the error of leaving the layer out.
 
@@ -33,7 +33,7 @@ def power_law(rank: int, solved: Sequence[tuple[int, float]]) -> float:
     smallest, largest_error = solved[0]
     if rank < smallest:
         return max(largest_error, floor) ** (rank / smallest)
-    above = next((i for i, (known, _) in enumerate(solved) if known >= rank), len(solved) - 1)
+    above = next((i for i, (solved_rank, _) in enumerate(solved) if solved_rank >= rank), len(solved) - 1)
     (low, start), (high, end) = solved[max(above - 1, 0)], solved[above]
     if low == high or rank <= low:
         return start if rank <= low else end
@@ -42,7 +42,7 @@ def power_law(rank: int, solved: Sequence[tuple[int, float]]) -> float:
 
 
 def share_lost(energies: Tensor, total: Tensor) -> Tensor:
-    """The share of ``total`` beyond the first 1, 2, … energies; nothing where there is no energy at all.
+    """The share of ``total`` beyond the first 1, 2, … energies; zeros if there is no energy at all.
 
     >>> share_lost(torch.tensor([6.0, 3.0, 1.0]), torch.tensor(10.0)).mul(10).round().tolist()
     [4.0, 1.0, 0.0]

@@ -27,7 +27,7 @@ _CURVE_RANKS = 48
 
 @dataclass(frozen=True)
 class Deflation(Solver):
-    """``rank`` terms found greedily; each by ``max_sweeps`` alternating sweeps over its vectors, or fewer where they
+    """``rank`` terms found greedily; each by ``max_sweeps`` alternating sweeps over its vectors, or fewer if they
     settle to ``tol``. Deterministic: a term starts from the heaviest direction of the residual.
 
     >>> weight = torch.randn(8, 6, 3, 3, generator=torch.Generator().manual_seed(0))
@@ -83,7 +83,7 @@ class Deflation(Solver):
             outs.append(out)
             vectors.append(term)
             error = problem.residual_norms(residual, residual_gram)[1]
-            errors.append(min(error, errors[-1]))  # where no error is left, only rounding remains
+            errors.append(min(error, errors[-1]))  # once no error is left, only rounding remains
         ins, *spatial = (torch.stack(mode, 1) for mode in zip(*vectors, strict=True))
         factors = CPFactors(torch.stack(outs, 1), ins, tuple(spatial), problem.taps)
         return Fit(factors.balanced(), tuple(errors), converged=True)
@@ -154,7 +154,7 @@ def _tap_normal(problem: Problem, ins: Tensor) -> Tensor:
 
 
 def _solve(normal: Tensor, target: Tensor, fallback: Tensor) -> Tensor:
-    """The solution of a small normal equation at unit length; ``fallback`` where the target is zero."""
+    """The solution of a small normal equation at unit length; ``fallback`` if the target is zero."""
     lower = psd_cholesky((normal + normal.T).double() / 2)
     vector = torch.cholesky_solve(target[:, None].double(), lower)[:, 0].to(target)
     length = vector.norm()

@@ -41,7 +41,7 @@ def iterate(
         if successor is None or not successor.loss <= state.loss:
             return best, tuple(errors), True
         state = successor
-        if (state.error, state.loss) <= (best.error, best.loss):  # false where the error is NaN
+        if (state.error, state.loss) <= (best.error, best.loss):  # false if the error is NaN
             best = state
         errors.append(best.error)
         roots.append(math.sqrt(state.loss))

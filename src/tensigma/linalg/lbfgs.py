@@ -17,7 +17,7 @@ _MAX_TRIALS = 12
 
 @dataclass(frozen=True, eq=False)
 class Point(Generic[P]):
-    """A visited point: its loss and gradient, the error to report, and what the solver keeps beside them."""
+    """A visited point: its loss and gradient, the error to report, and data of the solver."""
 
     position: Tensor  # flat
     loss: float
@@ -39,7 +39,7 @@ class Descent(Generic[P]):
         self._pairs = deque(maxlen=self.memory)
 
     def step(self, point: Point[P]) -> Point[P] | None:
-        """The next point, with a strictly lower loss, or None where no descent is left."""
+        """The next point, with a strictly lower loss, or None if no descent is left."""
         successor = self._search(point, self._direction(point))
         if successor is None and self._pairs:
             # The remembered curvature may be stale: one plain preconditioned step decides whether this is the end.

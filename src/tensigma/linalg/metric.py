@@ -62,10 +62,10 @@ class Metric:
 
     @classmethod
     def from_gram(cls, gram: Tensor, mean: Tensor | None = None, *, damping: float | None = None) -> Metric:
-        """Σ = ``gram``, or the centred Σ − μμᵀ where ``mean`` is given.
+        """Σ = ``gram``, or the centred Σ − μμᵀ if ``mean`` is given.
 
         ``damping`` is relative to the largest eigenvalue; by default 1e-6. It is raised, with a
-        :class:`NumericalWarning`, where rounding has left Σ slightly indefinite.
+        :class:`NumericalWarning`, if rounding has made Σ slightly indefinite.
 
         >>> Metric.from_gram(torch.diag(torch.tensor([4.0, 1.0]))).damping
         1e-06
@@ -128,7 +128,7 @@ class Metric:
         return self
 
     def times(self, matrix: Tensor, *, damped: bool = False) -> Tensor:
-        """M Σ, or M (Σ + εI) where ``damped``; (t, d) in, (t, d) out."""
+        """M Σ, or M (Σ + εI) if ``damped``; (t, d) in, (t, d) out."""
         self._check_width(matrix)
         if self._gram is not None:
             product = matrix @ self._gram
@@ -159,7 +159,7 @@ class Metric:
         return _sum_of_products(matrix.flatten(1), self.times(matrix.flatten(1))).clamp_min(0).sqrt()
 
     def relative_error(self, kernel: Tensor, approximation: Tensor) -> float:
-        """‖M − M̃‖_Σ ÷ ‖M‖_Σ; 0 where the kernel itself has no effect under Σ."""
+        """‖M − M̃‖_Σ ÷ ‖M‖_Σ; 0 if the kernel itself has no effect under Σ."""
         reference = self.norm(kernel).item()
         return self.norm(kernel - approximation).item() / reference if reference > 0 else 0.0
 
@@ -224,7 +224,7 @@ def _blocks(size: int) -> list[slice]:
 
 
 def _all_finite(tensor: Tensor) -> bool:
-    # A sum is one pass without a temporary; the slow test is needed only where it overflows.
+    # A sum is one pass without a temporary; the slow test is needed only if it overflows.
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
@@ -256,10 +256,10 @@ def _largest_eigenvalue(gram: Tensor, steps: int = 12) -> float:
     return value
 
 
-def _choose_damping(gram: Tensor, wanted: float | None) -> tuple[float, float]:
-    """The smallest relative damping, from ``wanted`` up, with which Σ + εI has a Cholesky factor; and its ε."""
-    if wanted is not None and not 0 <= wanted < 1:
-        raise InputError(f"damping is relative to the largest eigenvalue and lies in [0, 1), got {wanted}")
+def _choose_damping(gram: Tensor, requested: float | None) -> tuple[float, float]:
+    """The smallest relative damping, from ``requested`` up, with which Σ + εI has a Cholesky factor; and its ε."""
+    if requested is not None and not 0 <= requested < 1:
+        raise InputError(f"damping is relative to the largest eigenvalue and lies in [0, 1), got {requested}")
     diagonal = gram.diagonal()
     # A channel that never varies has a variance of zero, up to the rounding of the others.
     if (diagonal < -_DAMPING * diagonal.abs().max()).any():
@@ -267,7 +267,7 @@ def _choose_damping(gram: Tensor, wanted: float | None) -> tuple[float, float]:
     if not gram.any():
         # Nothing reaches this layer: every approximation is perfect. Solvers then see the identity.
         return 1.0, 1.0
-    default = _DAMPING if wanted is None else wanted
+    default = _DAMPING if requested is None else requested
     largest = _largest_eigenvalue(gram)
     relative = default
     while True:

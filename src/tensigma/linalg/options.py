@@ -8,7 +8,7 @@ from tensigma.errors import InputError
 
 
 def check_options(options: Any, *, solvers: tuple[str, ...], inits: tuple[str, ...], factors: type) -> None:
-    """Refuse an unknown solver or start, and counts or tolerances that make no sense."""
+    """Raise :class:`InputError` for an unknown solver or start, or an invalid count or tolerance."""
     if options.solver not in solvers:
         raise InputError(f"solver {options.solver!r} is unknown; choose one of {', '.join(map(repr, solvers))}")
     if options.init not in inits if isinstance(options.init, str) else not isinstance(options.init, factors):

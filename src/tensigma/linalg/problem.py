@@ -36,7 +36,7 @@ def check_kernel(weight: Tensor, metric: Metric) -> Tensor:
 
 
 def check_rank(rank: int, largest: int, name: str) -> None:
-    """Refuse a rank that is not an integer in [1, largest]."""
+    """Raise :class:`RankError` unless ``rank`` is an integer in [1, largest]."""
     if isinstance(rank, bool) or not isinstance(rank, int):
         raise RankError(f"{name} is a whole number, got {rank!r}")
     if not 1 <= rank <= largest:
@@ -44,7 +44,7 @@ def check_rank(rank: int, largest: int, name: str) -> None:
 
 
 def check_two_axes(shape: Sequence[int], decomposition: str) -> tuple[int, int, int, int]:
-    """``shape`` as (t, s, h, w); a kernel with other than two spatial axes is refused."""
+    """``shape`` as (t, s, h, w); raises unless the kernel has two spatial axes."""
     if len(shape) != 4:
         raise InputError(
             f"{decomposition} takes kernels with two spatial axes, (t, s, h, w), got shape {tuple(shape)}; "
@@ -109,7 +109,7 @@ class Problem:
         return gram * (self.n_taps / gram.trace().clamp_min(torch.finfo(gram.dtype).tiny))
 
     def residual_norms(self, residual: Tensor, residual_gram: Tensor) -> tuple[float, float]:
-        """(relative damped loss, relative undamped error) of E = ``residual``, given E S beside it.
+        """(relative damped loss, relative undamped error) of E = ``residual``, given E S.
 
         Summed in float64 and not as a difference of two large numbers, so that it stays accurate near full rank.
         """

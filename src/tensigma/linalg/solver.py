@@ -1,4 +1,4 @@
-"""What every decomposition offers, so that plans and budgets need to know nothing else about it."""
+"""The interface of all decompositions: what plans and budgets need to know about one."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Solver(Protocol):
 
     @classmethod
     def expected_error(cls, spectra: Spectra, ranks: RankTuple) -> float | None:
-        """The relative error at these ranks, or None where the spectra do not determine it."""
+        """The relative error at these ranks, or None if the spectra do not determine it."""
         return None
 
 

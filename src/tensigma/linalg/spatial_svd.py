@@ -163,7 +163,7 @@ def unfolded(kernel: Tensor) -> Tensor:
 
 
 def unchanged(kernel: Tensor) -> SpatialSVDFactors:
-    """The kernel itself beside an identity, on the side with fewer entries."""
+    """The kernel itself and an identity, on the side with fewer entries."""
     t, s, h, w = kernel.shape
     if s * h <= t * w:
         return SpatialSVDFactors(torch.eye(s * h).to(kernel).view(s * h, s, h), rows_as_channels(kernel).clone())

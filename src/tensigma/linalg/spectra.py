@@ -28,7 +28,7 @@ class Spectra:
     """
 
     outs: Tensor  # (groups, t)
-    ins: Tensor | None  # (groups, s); None where the format has no rank for inputs
+    ins: Tensor | None  # (groups, s); None if the format has no rank for inputs
 
     @classmethod
     def of(cls, views: Sequence[tuple[Tensor, Metric]], *, inputs: bool) -> Spectra:
@@ -56,7 +56,7 @@ class Spectra:
 
 
 def output_spectrum(matrix: Tensor, metric: Metric) -> Tensor:
-    """Eigenvalues, descending, of M Σ Mᵀ; of Lᵀ MᵀM L with Σ = L Lᵀ where that is smaller, which are the same.
+    """Eigenvalues, descending, of M Σ Mᵀ; of Lᵀ MᵀM L with Σ = L Lᵀ if that is smaller, which are the same.
 
     >>> output_spectrum(torch.diag(torch.tensor([1.0, 3.0])), Metric.identity(2)).round(decimals=4).tolist()
     [9.0, 1.0]

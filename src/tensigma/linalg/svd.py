@@ -126,7 +126,7 @@ def svd_rank(weight: Tensor, alpha: float) -> int:
 
 
 def _unchanged(kernel: Tensor) -> SVDFactors:
-    """The kernel itself beside an identity on its shorter side."""
+    """The kernel itself and an identity on its shorter side."""
     t, d = kernel.flatten(1).shape
     if t <= d:
         return SVDFactors(torch.eye(t).to(kernel), kernel.clone())

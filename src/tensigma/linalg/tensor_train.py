@@ -40,7 +40,7 @@ from tensigma.linalg.vbmf import alpha_rank, vbmf_rank
 
 # How many values each of the three ranks takes in the error curve.
 _CURVE_RANKS = 12
-# Up to this many features a second start is tried: it costs next to nothing there.
+# Up to this many features a second start is tried: it costs almost nothing there.
 _SMALL = 1024
 
 
@@ -93,8 +93,9 @@ class TensorTrain(Solver):
     ``rank_mid`` is at most rank_in·h and rank_out·w; more could carry nothing. Kernels have two spatial axes. The only
     ``solver`` searches the input basis and the vertical factor by quasi-Newton steps with the rest eliminated. ``init``
     is ``"data"`` (Tucker-2's input basis for this metric, then the start of spatial SVD within it), ``"hosvd"`` (the
-    same without the metric), ``"auto"`` (both, keeping the better end, where the layer is small; ``"data"`` where it is
-    not) or factors to start from. All are deterministic: ``seed`` is part of the common interface and changes nothing.
+    same without the metric), ``"auto"`` (both, keeping the better result, if the layer is small; otherwise
+    ``"data"``) or factors to start from. All are deterministic: ``seed`` is part of the common interface and changes
+    nothing.
 
     >>> weight = torch.randn(8, 6, 3, 3, generator=torch.Generator().manual_seed(0))
     >>> fit = TensorTrain(rank_out=5, rank_mid=8, rank_in=4).fit(weight, Metric.identity(54))
@@ -162,11 +163,11 @@ class TensorTrain(Solver):
                 (mid, [out for out in ranks_out if _is_lean(kernel.shape, out, mid, rank_in)]) for mid in ranks_mid
             ]
             lean = {mid: outs for mid, outs in chains if outs}
-            behind = nested_regression(_reduced_problem(problem, directions[:, :rank_in].contiguous(), problem.n_out))
-            rows = errors_of_leading(behind, list(lean), problem.damped_norm2).tolist()
+            parts = nested_regression(_reduced_problem(problem, directions[:, :rank_in].contiguous(), problem.n_out))
+            rows = errors_of_leading(parts, list(lean), problem.damped_norm2).tolist()
             for (mid, outs), row in zip(lean.items(), rows, strict=True):
                 for out in outs:
-                    # A chain contains those with a smaller input rank, even where its own start is worse.
+                    # A chain contains those with a smaller input rank, even if its own start is worse.
                     lowest[mid, out] = min(row[out - 1], lowest.get((mid, out), 1.0))
                     curve[out, mid, rank_in] = lowest[mid, out]
         return list(curve.items())
@@ -195,7 +196,7 @@ class TensorTrain(Solver):
         largest = _largest_mid(shape, self.rank_out, self.rank_in)
         if self.rank_mid > largest:
             raise RankError(
-                f"rank_mid lies between 1 and {largest} beside rank_out={self.rank_out} and rank_in={self.rank_in} for "
+                f"rank_mid lies between 1 and {largest} with rank_out={self.rank_out} and rank_in={self.rank_in} for "
                 f"a kernel {tuple(shape)}, got {self.rank_mid}"
             )
 
@@ -203,12 +204,12 @@ class TensorTrain(Solver):
         """Pairs (A, B) to start from."""
         if isinstance(self.init, TensorTrainFactors):
             start = self.init
-            wanted = (tuple(kernel.shape), self.rank_mid, self.rank_in)
-            if (start.shape, start.rank_mid, start.rank_in) != wanted:
+            expected = (tuple(kernel.shape), self.rank_mid, self.rank_in)
+            if (start.shape, start.rank_mid, start.rank_in) != expected:
                 raise InputError(
                     f"starting factors are for a kernel {start.shape} with rank_mid={start.rank_mid}, "
-                    f"rank_in={start.rank_in}, the fit is for {wanted[0]} with rank_mid={wanted[1]}, "
-                    f"rank_in={wanted[2]}"
+                    f"rank_in={start.rank_in}, the fit is for {expected[0]} with rank_mid={expected[1]}, "
+                    f"rank_in={expected[2]}"
                 )
             vertical = start.vertical.permute(1, 2, 0).flatten(1)  # (r_in, h·r_mid)
             return [(start.in_basis.to(kernel), vertical.to(kernel))]

@@ -32,7 +32,7 @@ from tensigma.linalg.vbmf import alpha_rank, vbmf_rank
 _CG_STEPS = 2
 # Ridges of the preconditioner's two factors, relative to their mean diagonal.
 _RIDGE = 1e-3
-# Up to this order normal equations are solved in float64 and a second start is tried: both cost next to nothing there.
+# Up to this order normal equations are solved in float64 and a second start is tried: both cost almost nothing there.
 _SMALL = 1024
 # How many values each rank takes in the error curve. More change no choice by more than its rounding.
 _CURVE_RANKS = 24
@@ -78,8 +78,8 @@ class Tucker2(Solver):
 
     ``solver="varpro"`` searches the input basis by quasi-Newton steps with the rest eliminated; ``solver="als"``
     alternates as the paper does, with exact blocks. ``init`` is ``"data"`` (the optimum for a gram that is a Kronecker
-    product), ``"hosvd"`` (singular vectors of the unfolded kernel), ``"auto"`` (both, keeping the better end, where the
-    layer is small; ``"data"`` where it is not) or factors to start from. All are deterministic: ``seed`` is part of the
+    product), ``"hosvd"`` (singular vectors of the unfolded kernel), ``"auto"`` (both, keeping the better result, if
+    the layer is small; otherwise ``"data"``) or factors to start from. All are deterministic: ``seed`` is part of the
     common interface and changes nothing.
 
     >>> weight = torch.randn(8, 6, 3, 3, generator=torch.Generator().manual_seed(0))
@@ -130,8 +130,8 @@ class Tucker2(Solver):
             return Fit(_unchanged(problem), (0.0,), converged=True)
         elimination = Elimination(problem, self.rank_out)
         if self.rank_in == problem.n_in:  # all bases of all channels are equivalent
-            only = elimination.at(torch.eye(problem.n_in).to(problem.kernel))
-            return Fit(elimination.factors(only), (only.error,), converged=True)
+            exact = elimination.at(torch.eye(problem.n_in).to(problem.kernel))
+            return Fit(elimination.factors(exact), (exact.error,), converged=True)
         runs = []
         for start in self._starts(problem):
             step = elimination.descent().step if self.solver == "varpro" else elimination.als_sweep
@@ -272,7 +272,7 @@ class Elimination:
         self.rank_out = rank_out
 
     def regress(self, basis: Tensor) -> tuple[Regression, Tensor]:
-        """The best (U, G) for X = ``basis``, and S B (d, k·r) beside them."""
+        """The best (U, G) for X = ``basis``, and S B (d, k·r)."""
         p, r = self.problem, basis.shape[1]
         image = self._image(basis)  # S B, (d, k·r)
         inner = basis.T @ image.view(p.n_taps, p.n_in, p.n_taps * r)  # Bᵀ S B as (k, r, k·r)
@@ -363,7 +363,7 @@ class Elimination:
 
 
 def _cholesky(normal: Tensor) -> Tensor:
-    """The factor of a normal matrix, in float64 where the matrix is small or float32 is not enough."""
+    """The factor of a normal matrix, in float64 if the matrix is small or float32 is not enough."""
     if len(normal) > _SMALL:
         factor, info = torch.linalg.cholesky_ex(normal)
         if info == 0:

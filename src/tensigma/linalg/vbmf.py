@@ -20,7 +20,7 @@ _REFINEMENTS = 4
 
 
 def vbmf_rank(matrix: Tensor) -> int:
-    """The number of singular values of ``matrix`` that stand out from its noise; 0 where none does.
+    """The number of singular values of ``matrix`` that stand out from its noise; 0 if none does.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> signal = torch.randn(60, 5, generator=generator) @ torch.randn(5, 200, generator=generator)

@@ -154,7 +154,7 @@ def _adjoint(factors: Tucker2Factors, name: str) -> Callable[[Tensor], Tensor]:
 
 
 def _by_tap(kernel: Tensor) -> Tensor:
-    """(a, b, *taps) as (a, b, k), also where there is no spatial axis at all."""
+    """(a, b, *taps) as (a, b, k), also without spatial axes."""
     return kernel.reshape(*kernel.shape[:2], -1)
 
 
