@@ -162,7 +162,8 @@ def test_layers_go_in_the_order_of_calls_and_count_all_of_them() -> None:
     assert [state.done for state in seen] == [1, 2]
     assert list(solved) == ["last", "often"]
     with torch.no_grad():
-        found, _, _ = pair_moments("often", model.often, layer_by_layer(model, plan)._activations("often", 2, Batches(data)))
+        met = layer_by_layer(model, plan)._activations("often", 2, Batches(data))
+        found, _, _ = pair_moments("often", model.often, met)
     assert found.count == stats["often"].count == 160
     torch.testing.assert_close(found.covariance, stats["often"].covariance, rtol=1e-4, atol=1e-5)
 
