@@ -99,6 +99,9 @@ def compress(
     start = time.perf_counter()
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise InputError(f"workers is a whole number of at least 1, got {workers!r}")
+    batches = None if isinstance(plan_or_batches, Plan) else plan_or_batches
+    # Before calibration and planning, which may take long.
+    _check_data(batches if data is None else data, sequential=sequential, refine=refine, reestimate_bn=reestimate_bn)
     if isinstance(plan_or_batches, Plan):
         if budget is not None or recipe is not None:
             raise InputError(
@@ -119,14 +122,13 @@ def compress(
             check=check,
             progress=progress,
         )
-    _check_data(fit_data, sequential=sequential, refine=refine, reestimate_bn=reestimate_bn)
     in_sequence = _in_sequence(plan, fit_data, sequential)
     solutions = plan.solutions if cache is None else plan.solutions.on_disk(cache)
     report = reporter(progress)
     if in_sequence:
         max_samples = _auto_samples(plan) if sequential == "auto" else None
-        batches = Batches(fit_data, input=input, max_samples=max_samples, name="data")
-        solved = fit_in_sequence(model, plan, batches, stats=stats, solutions=solutions, report=report)
+        inputs = Batches(fit_data, input=input, max_samples=max_samples, name="data")
+        solved = fit_in_sequence(model, plan, inputs, stats=stats, solutions=solutions, report=report)
     else:
         jobs = jobs_for(model, plan.treatments, stats)
         solved = run_shared(jobs, solutions=solutions, keep=False, workers=workers, report=report)

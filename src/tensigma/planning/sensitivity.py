@@ -49,6 +49,11 @@ def sensitivities(
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         for batch in Batches(batches, input=input, max_samples=max_samples):
+            if not batch.inputs.is_floating_point():
+                raise InputError(
+                    f"batch {batch.index}: sensitivities are gradients, which inputs of {batch.inputs.dtype} do not "
+                    "have; use weights='auto' of tensigma.plan instead"
+                )
             # Outputs have gradients only if something before them requires one.
             inputs = batch.inputs.detach().requires_grad_()
             scores = dense_scores_of(run(model, Batch(batch.index, inputs, None))).float()

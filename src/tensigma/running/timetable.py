@@ -54,10 +54,6 @@ class TimeTable:
         self.file = cache_folder(folder) / f"timings-{runtime.name}-{digest}.json"
         self._times: dict[str, float] = self._read()
 
-    def lacks(self, chains: Sequence[Chain]) -> bool:
-        """Whether any of these chains has not been timed yet."""
-        return any(chain.key not in self._times for chain in chains)
-
     def seconds(self, chains: Sequence[Chain]) -> list[float]:
         """The times of chains; missing ones are measured together and kept.
 
