@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import tensigma as ts
 from tensigma.cli.parsing import METHODS, NORMS
 from tensigma.solving import METHODS as LIBRARY_METHODS
 from tensigma.solving import NORMS as LIBRARY_NORMS
@@ -85,3 +89,17 @@ def test_the_shell_completes_without_torch(words: str, expected: list[str]):
 def test_methods_and_norms_are_those_of_the_library():
     assert METHODS == ("auto", *LIBRARY_METHODS)
     assert NORMS == tuple(LIBRARY_NORMS)
+
+
+def test_commands_use_public_names_only():
+    """import-linter sees no import of the rooms whose names commands reach through ``ts``."""
+    used = set()
+    for file in Path(ts.__file__).parent.glob("cli/*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and re.fullmatch(r"ts\.\w+(\.\w+)?", ast.unparse(node)):
+                used.add(ast.unparse(node).removeprefix("ts."))
+    assert len(used) > 50
+    rooms = {name for name in dir(ts) if hasattr(getattr(ts, name), "__path__")}
+    public = {*ts.__all__, *rooms, *(f"{room}.{name}" for room in rooms for name in getattr(ts, room).__all__)}
+    methods = {name for name in used if name.partition(".")[0] in ts.__all__}
+    assert used - methods <= public
