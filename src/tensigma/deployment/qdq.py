@@ -38,6 +38,12 @@ def needs_reduced_range(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str | No
     return not flags & _VNNI
 
 
+def check_half(name: str, largest: float) -> None:
+    """Refuse a tensor whose ``largest`` value half precision cannot hold."""
+    if largest > _LARGEST_HALF:
+        raise InputError(f"{name} reaches {largest:.3g}; half precision ends at {_LARGEST_HALF:g}")
+
+
 def write_qdq(source: Path, target: Path, inputs: Sequence[Tensor], *, reduce_range: bool) -> None:
     """Quantise the ONNX file ``source``: activations in uint8 by their range on ``inputs``, weights in int8 by channel.
 
@@ -92,10 +98,7 @@ def with_half_weights(source: Path, target: Path) -> None:
         if tensor.data_type != onnx.TensorProto.FLOAT or len(tensor.dims) < 2:
             continue
         values = onnx.numpy_helper.to_array(tensor)
-        if values.size and np.abs(values).max() > _LARGEST_HALF:
-            raise InputError(
-                f"{tensor.name} reaches {np.abs(values).max():.3g}; half precision ends at {_LARGEST_HALF:g}"
-            )
+        check_half(tensor.name, float(np.abs(values).max()) if values.size else 0.0)
         name, stored = tensor.name, f"{tensor.name}.half"
         tensor.CopyFrom(onnx.numpy_helper.from_array(values.astype(np.float16), stored))
         casts.append(onnx.helper.make_node("Cast", [stored], [name], name=f"{name}.single", to=onnx.TensorProto.FLOAT))

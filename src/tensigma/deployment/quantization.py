@@ -17,7 +17,7 @@ from tensigma.deployment.archive import save
 from tensigma.deployment.equalisation import equalise as equalised
 from tensigma.deployment.exporting import export
 from tensigma.deployment.onnx_model import OnnxModel, file_size, onnx_module
-from tensigma.deployment.qdq import needs_reduced_range, with_half_weights, write_qdq
+from tensigma.deployment.qdq import check_half, needs_reduced_range, with_half_weights, write_qdq
 from tensigma.errors import InputError
 from tensigma.evaluation import Evaluation, compare, size_of
 from tensigma.files import whole_file
@@ -25,7 +25,6 @@ from tensigma.running import Batch, Batches, Wanted, borrowed, leaves, run
 
 Precision = Literal["int8", "fp16"]
 PRECISIONS: tuple[Precision, ...] = ("int8", "fp16")
-_LARGEST_HALF = 65504.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,10 +215,8 @@ def _single(model: nn.Module) -> nn.Module:
 
 def _halved(model: nn.Module) -> nn.Module:
     for name, tensor in model.state_dict().items():
-        if tensor.is_floating_point() and tensor.numel() and float(tensor.abs().max()) > _LARGEST_HALF:
-            raise InputError(
-                f"{name} reaches {float(tensor.abs().max()):.3g}; half precision ends at {_LARGEST_HALF:g}"
-            )
+        if tensor.is_floating_point() and tensor.numel():
+            check_half(name, float(tensor.abs().max()))
     return copy.deepcopy(model).half()
 
 
