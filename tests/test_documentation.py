@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import itertools
+import json
 import re
 import shlex
 import sys
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import formats
 import pytest
 import torch
 import typer
@@ -227,6 +229,13 @@ def test_the_house_has_the_rooms_that_are_drawn() -> None:
     assert set(names) == rooms | {path.name for path in source.glob("*.py") if not path.name.startswith("__")}
     assert [int(step[0]) for step in STEPS] == list(range(1, len(STEPS) + 1))
     assert 15 < len(STEPS) <= 25
+
+
+def test_the_page_of_formats_has_the_tables_of_its_results() -> None:
+    found = json.loads((ROOT / "results" / "benchmark_formats.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    for table in formats.tables(found["networks"]).split("\n\n"):
+        assert table in page, "run: python benchmarks/formats.py --table"
 
 
 def test_there_is_something_to_run() -> None:
