@@ -2,7 +2,7 @@
 
     TENSIGMA_DATA=… python benchmarks/formats.py [--only resnet20] [--threads 1]
 
-Every network is calibrated on few images and planned for four budgets, each time with all formats and with all but
+Every network is calibrated on few images and planned for five budgets, each time with all formats and with all but
 spatial SVD and tensor train. Errors are those that planning expects, before anything is solved. ResNet-20 and
 SqueezeNet are then compressed by both plans of each budget, layers fitted in sequence, and evaluated on test images.
 Writes results/benchmark_formats.json after every network and goes on where it stopped; ``--only`` measures one anew.
@@ -18,6 +18,7 @@ import json
 import logging
 import math
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -45,6 +46,7 @@ FITTED_ON = 500
 SEED = 0
 NAME = "benchmark_formats"
 WAYS = ("with", "without")
+RUNTIMES: tuple[Literal["onnxruntime", "eager"], ...] = ("onnxruntime", "eager")
 ANSWERS = ("fitted on", "test images", "top-1 before", "with", "without", "agreement with", "without")
 #: Columns of the table, and the methods that each counts.
 COLUMNS = {
@@ -98,7 +100,13 @@ NETWORKS = {
 
 
 def budgets(cache: str) -> list[CostBudget]:
-    return [ts.Params(0.5), ts.Params(0.2), ts.Macs(0.5), ts.Latency(0.6, cache=cache)]
+    times = [ts.Latency(0.6, runtime=runtime, cache=cache) for runtime in RUNTIMES]
+    return [ts.Params(0.5), ts.Params(0.2), ts.Macs(0.5), *times]
+
+
+def named(budget: CostBudget) -> str:
+    runtime = f', "{budget.runtime}"' if isinstance(budget, ts.Latency) else ""
+    return f"{type(budget).__name__}({budget.share:g}{runtime})"
 
 
 def measure(network: Network, root: Path) -> dict[str, Any]:
@@ -131,7 +139,7 @@ def measure(network: Network, root: Path) -> dict[str, Any]:
                 row["models"]["without"] = (
                     row["models"]["with"] if same else judged(model, plans["without"], stats, fitting, test)
                 )
-            found["budgets"][f"{type(budget).__name__}({budget.share:g})"] = row
+            found["budgets"][named(budget)] = row
             print(network.title, budget, json.dumps(row)[:600], flush=True)
     return found
 
@@ -271,8 +279,8 @@ def tables(found: Mapping[str, Any]) -> str:
 
 def shown(budget: str, row: Mapping[str, Any]) -> str:
     """The budget, and the share that was reached where the budget itself cannot be."""
-    reached = row["with"].get("time_share", 0.0)
-    return f"`{budget}`" if reached <= float(budget.partition("(")[2][:-1]) else f"`{budget}`, reached {reached:.2f}"
+    reached, asked = row["with"].get("time_share", 0.0), float(re.findall(r"[\d.]+", budget)[0])
+    return f"`{budget}`" if reached <= asked else f"`{budget}`, reached {reached:.2f}"
 
 
 def lines(rows: Sequence[Sequence[str]]) -> list[str]:

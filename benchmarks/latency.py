@@ -15,6 +15,7 @@ import math
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -78,6 +79,7 @@ def one_runtime(
             "whole_share": own / seconds[0],
             "params_share": plan.after.params / plan.before.params,
             "macs_share": plan.after.macs / plan.before.macs,
+            "formats": dict(Counter(entry.label.split()[0] for entry in plan.values()).most_common()),
             "agreement": ts.evaluate(small, held_out, original=model).agreement,
             "seconds_to_time_all_shapes": timing,
         }
