@@ -7,14 +7,29 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=1, help="how many seeds laws over seeds run with (default: 1)")
+    parser.addoption(
+        "--quick", action="store_true", help="run one case of every parametrised test, and none that is slow or real"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test with an argument ``seed`` runs with seed 0, or with as many seeds as ``--seeds`` says."""
-    # The folder linalg has the same rule in a file of its own.
-    if "seed" not in metafunc.fixturenames or "linalg" in metafunc.definition.path.parts:
+    if "seed" not in metafunc.fixturenames:
         return
     listed = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
-    names = [name for each in listed for name in (each.split(",") if isinstance(each, str) else each)]
+    names = [name.strip() for entry in listed for name in (entry.split(",") if isinstance(entry, str) else entry)]
     if "seed" not in names:
         metafunc.parametrize("seed", range(metafunc.config.getoption("--seeds")), ids="seed{}".format)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``--quick``, keep every test function but only one case of each."""
+    if not config.getoption("--quick"):
+        return
+    kept: dict[str, pytest.Item] = {}
+    for item in items:
+        if not any(item.get_closest_marker(marker) for marker in ("slow", "real")):
+            kept.setdefault(item.nodeid.partition("[")[0], item)
+    chosen = set(map(id, kept.values()))
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
+    items[:] = list(kept.values())
