@@ -3,8 +3,8 @@
     TENSIGMA_DATA=… python benchmarks/formats.py [--only resnet20] [--threads 1]
 
 Every network is calibrated on few images and planned for five budgets, each time with all formats and with all but
-spatial SVD and tensor train. Errors are those that planning expects, before anything is solved. ResNet-20 and
-SqueezeNet are then compressed by both plans of each budget, layers fitted in sequence, and evaluated on test images.
+spatial SVD and tensor train. Errors are those that planning expects, before anything is solved. ResNet-20,
+ResNet-18 and SqueezeNet are then compressed by both plans of each budget, layers fitted in sequence, and evaluated on test images.
 Writes results/benchmark_formats.json after every network and goes on where it stopped; ``--only`` measures one anew.
 ``--table`` prints the tables of docs/formats.md.
 """
@@ -94,6 +94,7 @@ CALIB, VAL = "imagefolder:{root}/imagenet/calib", "imagefolder:{root}/imagenet/v
 NETWORKS = {
     "resnet20": Network("ResNet-20, CIFAR-10", cifar("resnet20"), CIFAR_TRAIN, 256, 64, CIFAR_TEST),
     "resnet56": Network("ResNet-56, CIFAR-10", cifar("resnet56"), CIFAR_TRAIN, 256, 64),
+    "resnet18w32": Network("ResNet-18 of width 32, CIFAR-10", cifar("resnet18w32"), CIFAR_TRAIN, 256, 64, CIFAR_TEST),
     "squeezenet": Network("SqueezeNet 1.1, ImageNet", squeezenet, CALIB, 64, 16, VAL),
     "resnet50": Network("ResNet-50, ImageNet", resnet50, CALIB, 32, 8),
 }
