@@ -3,10 +3,10 @@
     TENSIGMA_DATA=… python benchmarks/formats.py [--only resnet20] [--threads 1]
 
 Every network is calibrated on few images and planned for five budgets, each time with all formats and with all but
-spatial SVD and tensor train. Errors are those that planning expects, before anything is solved. ResNet-20,
-ResNet-18 and SqueezeNet are then compressed by both plans of each budget, layers fitted in sequence, and evaluated on test images.
-Writes results/benchmark_formats.json after every network and goes on where it stopped; ``--only`` measures one anew.
-``--table`` prints the tables of docs/formats.md.
+spatial SVD and tensor train. Errors are those that planning expects, before anything is solved. ResNet-20, ResNet-18
+and SqueezeNet are then compressed by both plans of each budget, layers fitted in sequence, and evaluated on test
+images. Writes results/benchmark_formats.json after every network and continues where it stopped; ``--only`` measures one
+again. ``--table`` prints the tables of docs/formats.md.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def fitted_samples() -> Iterator[list[int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=NETWORKS, action="append", help="measure these anew")
+    parser.add_argument("--only", choices=NETWORKS, action="append", help="measure these again")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--table", action="store_true", help="print the tables of the page from the stored results")
     arguments = parser.parse_args()
