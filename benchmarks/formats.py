@@ -5,8 +5,8 @@
 Every network is calibrated on few images and planned for five budgets, each time with all formats and with all but
 spatial SVD and tensor train. Errors are those that planning expects, before anything is solved. ResNet-20, ResNet-18
 and SqueezeNet are then compressed by both plans of each budget, layers fitted in sequence, and evaluated on test
-images. Writes results/benchmark_formats.json after every network and continues where it stopped; ``--only`` measures one
-again. ``--table`` prints the tables of docs/formats.md.
+images. Writes results/benchmark_formats.json after every network and continues where it stopped; ``--only`` measures
+one again. ``--table`` prints the tables of docs/formats.md.
 """
 
 from __future__ import annotations
