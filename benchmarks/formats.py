@@ -259,10 +259,10 @@ def tables(found: Mapping[str, Any]) -> str:
     answers = [("network", "budget", *ANSWERS)]
     for network in found.values():
         for budget, row in network["budgets"].items():
-            start = (f"{network['title']} ({network['layers']})", shown(budget, row))
+            start = (f"{network['title']} ({network['layers']})", f"`{budget}`")
             formats = Counter(row["with"]["formats"])
             counts = [sum(formats[name] for name in names) for names in COLUMNS.values()]
-            errors = [f"{row[way]['rms_error']:.3f}" for way in WAYS]
+            errors = [expected(budget, row[way]) for way in WAYS]
             choices.append((*start, *map(str, counts), *errors))
             if "models" in row:
                 both = [row["models"][way] for way in WAYS]
@@ -278,10 +278,10 @@ def tables(found: Mapping[str, Any]) -> str:
     return "\n\n".join("\n".join(lines(rows)) for rows in (choices, kept, answers))
 
 
-def shown(budget: str, row: Mapping[str, Any]) -> str:
-    """The budget, and the share that was reached where the budget itself cannot be."""
-    reached, asked = row["with"].get("time_share", 0.0), float(re.findall(r"[\d.]+", budget)[0])
-    return f"`{budget}`" if reached <= asked else f"`{budget}`, reached {reached:.2f}"
+def expected(budget: str, result: Mapping[str, Any]) -> str:
+    """The expected error of a plan, and the share of time it reaches where the budget cannot be kept."""
+    reached, asked = result.get("time_share", 0.0), float(re.findall(r"[\d.]+", budget)[0])
+    return f"{result['rms_error']:.3f}" + (f" at {reached:.2f}" if reached > asked else "")
 
 
 def lines(rows: Sequence[Sequence[str]]) -> list[str]:
