@@ -106,7 +106,7 @@ def budgets(cache: str) -> list[CostBudget]:
 
 
 def named(budget: CostBudget) -> str:
-    runtime = f', "{budget.runtime}"' if isinstance(budget, ts.Latency) else ""
+    runtime = f', runtime="{budget.runtime}"' if isinstance(budget, ts.Latency) else ""
     return f"{type(budget).__name__}({budget.share:g}{runtime})"
 
 
