@@ -45,6 +45,7 @@ def test_a_name_that_is_not_there():
         _ = ts.shrink  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_package_alone_imports_no_torch():
     code = "import sys, tensigma; dir(tensigma), tensigma.__version__; assert 'torch' not in sys.modules"
     code += "; from tensigma import *; assert 'torch' in sys.modules; compress, linalg.Tucker2"

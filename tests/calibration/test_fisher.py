@@ -51,6 +51,7 @@ def test_labels_given(model):
         assert found[name].fisher_samples == 5
 
 
+@pytest.mark.slow
 def test_labels_drawn_from_the_model_approach_their_expectation(model):
     x = batches()[0][0]
     n = 400

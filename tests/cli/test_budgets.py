@@ -10,6 +10,8 @@ import tensigma as ts
 from support_cli import DATA, MODEL
 from tensigma.running import timetable
 
+pytestmark = pytest.mark.slow
+
 HOLDOUT = "digits:?split=val&samples=60"
 SVD = ("--method", "svd")
 

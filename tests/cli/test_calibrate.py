@@ -31,6 +31,7 @@ def batches():
 """
 
 
+@pytest.mark.slow
 def test_writes_what_the_library_gathers(run, weights: Path, place: Path):
     result = run("calibrate", MODEL, "--weights", weights, "--data", DATA, "--batch-size", 32, "--out", "stats")
     assert "samples" in result.stdout

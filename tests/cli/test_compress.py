@@ -15,6 +15,7 @@ from tensigma.zoo import load_model
 OUTPUT = {"manifest.json", "model.safetensors", "plan.json", "report.json", "report.html"}
 
 
+@pytest.mark.slow
 def test_plan_is_shown_and_written(run, run_json, stats: Path, weights: Path):
     common = ("plan", MODEL, "--weights", weights, "--stats", stats, "--method", "tucker2")
     result = run(*common, "--budget", "params=0.5", "--out", "plans/plan.json")
@@ -38,6 +39,7 @@ def test_plan_by_rules_and_names(run_json, weights: Path):
     assert [name for name, layer in found["layers"].items() if layer["ranks"]] == ["conv3", "conv4"]
 
 
+@pytest.mark.slow
 def test_compress_in_one_go(run, weights: Path, place: Path):
     result = run(
         *("compress", MODEL, "--weights", weights, "--data", DATA, "--eval-data", "digits:?split=val"),
@@ -59,6 +61,7 @@ def test_compress_in_one_go(run, weights: Path, place: Path):
     assert str(report.notes["evaluation"]["samples"]) in Path("small/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_ways_to_fit(run, run_json, stats: Path, weights: Path, place: Path):
     common = ("compress", MODEL, "--weights", weights, "--ranks", "energy=0.8", "--no-evaluate", "--stats", stats)
     assert run_json(*common, "--out", "alone")["report"]["notes"]["sequential"] is False
@@ -75,6 +78,7 @@ def test_ways_to_fit(run, run_json, stats: Path, weights: Path, place: Path):
     assert not (place / "nothing").exists()
 
 
+@pytest.mark.slow
 def test_compress_from_statistics_and_a_plan(run, run_json, stats: Path, weights: Path):
     run("plan", MODEL, "--weights", weights, "--stats", stats, "--ranks", "vbmf=0.7", "--out", "plan.json")
     common = ("compress", MODEL, "--weights", weights, "--stats", stats)
@@ -94,6 +98,7 @@ def test_compress_without_data(run_json, weights: Path):
     assert found["report"]["before"]["macs"] is None
 
 
+@pytest.mark.slow
 def test_fisher_is_gathered_where_the_norm_needs_it(run_json, weights: Path):
     found = run_json(
         *("compress", MODEL, "--weights", weights, "--data", DATA, "--norm", "fisher", "--method", "tucker2"),
@@ -102,6 +107,7 @@ def test_fisher_is_gathered_where_the_norm_needs_it(run_json, weights: Path):
     assert {layer["norm"] for layer in found["report"]["layers"] if layer["ranks"]} == {"fisher"}
 
 
+@pytest.mark.slow
 def test_existing_output_is_kept_without_force(run, stats: Path, weights: Path, place: Path):
     common = ("compress", MODEL, "--weights", weights, "--stats", stats, "--method", "svd", "--out", "small")
     run(*common, "--budget", "params=0.6")

@@ -27,6 +27,7 @@ def small(weights: Path, place: Path) -> Path:
     return Path("small")
 
 
+@pytest.mark.slow
 def test_export_a_folder(run, run_json, small: Path, place: Path):
     shown = run("export", small, "--out", "out/small.onnx", "--rounds", 2)
     for words in ("largest difference", "latency, PyTorch", "latency, ONNX Runtime", "original", "MACs"):
@@ -43,6 +44,7 @@ def test_export_a_folder(run, run_json, small: Path, place: Path):
     assert found["sizes"]["model"]["params"] < found["sizes"]["original"]["params"]
 
 
+@pytest.mark.slow
 def test_export_a_model_for_torch(run, run_json, weights: Path):
     common = ("export", MODEL, "--weights", weights, "--format", "torch-export", "--rounds", 2)
     found = run_json(*common, "--out", "model.pt2", "--batch", 2)
@@ -56,6 +58,7 @@ def test_export_a_model_for_torch(run, run_json, weights: Path):
     assert "torch.export" in shown.stdout
 
 
+@pytest.mark.slow
 def test_quantize_a_folder(run, run_json, small: Path, place: Path):
     common = ("quantize", small, "--data", DATA, "--max-samples", 32, "--rounds", 2)
     shown = run(*common, "--eval-data", "digits:?split=val&samples=64", "--out", "int8.onnx")

@@ -25,6 +25,7 @@ def small(run, stats: Path, weights: Path) -> Path:
     return Path("small")
 
 
+@pytest.mark.slow
 def test_labels(run, small: Path, place: Path) -> None:
     result = run(
         *("finetune", small, "--data", DATA, "--validation", DATA, "--out", "tuned", "--epochs", 8),
@@ -57,6 +58,7 @@ def test_teacher(run_json, small: Path, weights: Path, npz: str) -> None:
     assert given["rates"][0]["epochs"][0]["loss"] == found["rates"][0]["epochs"][0]["loss"]
 
 
+@pytest.mark.slow
 def test_a_killed_command_goes_on(run, run_json, small: Path, place: Path, monkeypatch) -> None:
     common = ("finetune", small, "--data", DATA, "--epochs", 2, "--learning-rates", "1e-2,1e-3", "--batch-size", 32)
     whole = run_json(*common, "--out", "whole")

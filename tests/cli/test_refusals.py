@@ -15,6 +15,8 @@ from tensigma.cli.parsing import in_options
 from tensigma.errors import InputError, StoreError
 from tensigma.zoo import load_model
 
+pytestmark = pytest.mark.slow
+
 COMPRESS = ("compress", MODEL, "--data", DATA, "--budget", "params=0.5", "--out", "small")
 
 

@@ -73,6 +73,7 @@ def test_all_are_listed_with_their_state(run_json, run):
     assert text.count("not run") == len(PAPER)
 
 
+@pytest.mark.slow
 def test_from_a_config_to_results_a_table_and_a_figure(run, run_json, place: Path, config: str):
     ours = ("--config", config, "--out", "found")
     text = run("reproduce", "fisher", *ours).stdout
@@ -120,6 +121,7 @@ def test_the_names_are_whole_at_80_columns():
     assert "…" not in capture.get()
 
 
+@pytest.mark.slow
 def test_a_config_of_ones_own_may_have_a_name_of_its_own(run, place: Path, config: str):
     text = run("reproduce", "smaller", "--config", config, "--out", "found").stdout
     assert "## smaller: Digits at two ranks" in text
@@ -135,6 +137,7 @@ def test_the_whole_page(run, place: Path):
     assert "| 0.85 | 2.53 | 20.9 | 66.5 |" in text
 
 
+@pytest.mark.slow
 def test_long_cells_say_what_goes_on(run, place: Path):
     overrides = stand_ins(place)
     shown: list[str] = []
@@ -154,6 +157,7 @@ def test_long_cells_say_what_goes_on(run, place: Path):
     display.within(TrainingProgress(done=1, total=2, loss=0.1, seconds=1.0))
 
 
+@pytest.mark.slow
 def test_the_users_own_models_and_images(run, place: Path):
     overrides = stand_ins(place)
     run(

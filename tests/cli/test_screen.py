@@ -49,6 +49,7 @@ def test_quiet_leaves_the_result_alone(run, weights: Path):
     assert "needs up to" in run(*arguments, "--out", "b", "--verbose").stderr
 
 
+@pytest.mark.slow
 def test_random_weights_are_pointed_out(run):
     result = run("calibrate", MODEL, "--data", DATA, "--out", "stats")
     assert "warning: the weights of" in result.stderr

@@ -61,6 +61,7 @@ def child(code: str, **environment: str) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_every_manual_is_shown_without_torch():
     shown = child(MANUALS)
     for words in ("tensigma compress", "tensigma stats merge", "spatial-svd", "tensor-train"):

@@ -209,6 +209,7 @@ def test_the_command_line_is_known_to_programs_alone(monkeypatch, arguments: lis
     assert command_line() == expected
 
 
+@pytest.mark.slow
 def test_the_library_prints_nothing():
     found = []
     for file in SOURCES:

@@ -165,6 +165,7 @@ def test_in_place_changes_the_model_itself(stats: ts.Calibration) -> None:
     assert again.rate == report.rate
 
 
+@pytest.mark.slow
 def test_one_call_does_it_all() -> None:
     net = small_net()
     seen: list[Any] = []
@@ -343,6 +344,7 @@ def test_wrong_calls_are_refused(stats: ts.Calibration, tmp_path: Path) -> None:
     assert small(batches()[0]).shape == (8, 10)
 
 
+@pytest.mark.slow
 def test_other_weights_than_planned_or_calibrated_for_are_refused(stats: ts.Calibration) -> None:
     net, other = small_net(), small_net()
     with torch.no_grad():
@@ -444,6 +446,7 @@ def test_reports_come_back_from_json(stats: ts.Calibration) -> None:
         report["x"]
 
 
+@pytest.mark.slow
 def test_a_compressed_model_is_compressed_again(stats: ts.Calibration) -> None:
     net = small_net()
     small, _ = ts.compress(net, ts.plan(net, stats, ranks=ts.Ranks({"up": 10})), stats)

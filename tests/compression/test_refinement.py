@@ -38,6 +38,7 @@ def distance(model: nn.Module, small: nn.Module, data: list[Tensor]) -> float:
         return sum((model(x).softmax(1) - small(x).softmax(1)).square().sum().item() for x in data)
 
 
+@pytest.mark.slow
 def test_the_refined_model_answers_more_like_the_original(seed: int) -> None:
     model, plan, stats, data = coarse(seed)
     plain, _ = ts.compress(model, plan, stats)

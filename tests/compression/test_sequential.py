@@ -222,6 +222,7 @@ def wide_chain(seed: int) -> nn.Sequential:
         return nn.Sequential(*layers, nn.Linear(64, 10)).eval()
 
 
+@pytest.mark.slow
 def test_few_samples_are_not_learnt_by_heart() -> None:
     """On new inputs, as many samples as columns must do little harm, and many must help."""
     spread = torch.logspace(0, -1.5, 32)
@@ -297,6 +298,7 @@ def test_layers_that_only_some_batches_call_are_fitted_to_their_statistics() -> 
         fit_in_sequence(model, plan, Batches(data))
 
 
+@pytest.mark.slow
 def test_half_precision_and_inference_tensors() -> None:
     model = chain(0).half()
     with torch.inference_mode():

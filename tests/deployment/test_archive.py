@@ -225,6 +225,7 @@ def test_damaged_archives_are_refused(tmp_path: Path) -> None:
         ts.load(tmp_path / "empty", small_net().to("meta"))
 
 
+@pytest.mark.slow
 def test_a_model_that_was_compressed_twice(tmp_path: Path) -> None:
     net, small = compressed()
     smaller, _ = ts.compress(small, batches(), budget=ts.Params(0.8))

@@ -163,6 +163,7 @@ def test_silent_channels_and_half_strength():
     assert ratios[0] > ratios[1] > ratios[2]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_whole_compressed_network():
     model, data = small_net(), batches()

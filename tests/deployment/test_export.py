@@ -22,6 +22,8 @@ from tensigma.deployment import OnnxModel
 from tensigma.deployment.parity import parity
 from tensigma.errors import ExportError, InputError
 
+pytestmark = pytest.mark.slow
+
 
 class Tiny(nn.Module):
     """A convolution with BatchNorm and a head."""

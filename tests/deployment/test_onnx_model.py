@@ -14,6 +14,8 @@ from tensigma.deployment.onnx_model import onnx_module
 from tensigma.errors import InputError, MissingExtra, StoreError
 from tensigma.evaluation import Size, compare, measure_latency
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def net() -> nn.Module:

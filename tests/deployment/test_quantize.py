@@ -24,6 +24,8 @@ from tensigma.errors import InputError
 from tensigma.layers import Geometry, find_compressed
 from tensigma.zoo import load_data, load_model
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def original() -> nn.Module:

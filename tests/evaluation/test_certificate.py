@@ -71,6 +71,7 @@ def test_nonsense_is_refused(wrong: dict[str, Any]) -> None:
         Certificate(**wrong)
 
 
+@pytest.mark.slow
 def test_evaluations_carry_it() -> None:
     net = small_net()
     small, _ = ts.compress(net, batches(), budget=ts.Params(0.5))

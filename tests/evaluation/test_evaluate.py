@@ -118,6 +118,7 @@ def test_macs_by_hooks_are_those_of_the_geometry(case: LayerCase) -> None:
     assert count_macs(layer, case.inputs(1)) == Geometry.of(layer).macs_from(case.size)
 
 
+@pytest.mark.slow
 def test_everything_beside_the_original() -> None:
     net = small_net().train()
     small, report = ts.compress(net, batches(), budget=ts.Params(0.5))

@@ -40,6 +40,7 @@ def digits(variants: list[dict[str, Any]]) -> Config:
     return parse_config(table, name="beyond", config="mine")
 
 
+@pytest.mark.slow
 def test_every_ingredient_runs_and_reaches_its_rate(tmp_path: Path) -> None:
     config = digits(
         [

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 NOT_RUN = ("t2sigma-c100", "cpsigma-c100", "gnetc100-randomseeds")
 
 
+@pytest.mark.slow
 def test_the_page_is_up_to_date(tmp_path: Path):
     page, results = ROOT / "docs" / "paper.md", ROOT / "results" / "paper"
     write_page([Results.open(results, load_config(name)) for name in PAPER], tmp_path / "paper.md")

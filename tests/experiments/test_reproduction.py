@@ -81,6 +81,7 @@ def test_the_papers_own_settings_run_on_stand_ins(name: str, tiny: tuple[Overrid
     assert "Substitute" not in text
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = digits()
     kind = accuracy.Accuracy
@@ -111,6 +112,7 @@ def test_a_run_that_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch: py
     assert go(config, tmp_path).cells == found.cells
 
 
+@pytest.mark.slow
 def test_only_what_a_change_concerns_is_computed_again(tmp_path: Path):
     first = go(digits(), tmp_path).cells
     series = [DIGITS["series"][0], {**DIGITS["series"][1], "norm": "centred"}]
@@ -125,6 +127,7 @@ def test_only_what_a_change_concerns_is_computed_again(tmp_path: Path):
     assert len(go(fewer, tmp_path).cells) == 4
 
 
+@pytest.mark.slow
 def test_experiments_share_statistics_solutions_and_accuracies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     first = go(digits(), tmp_path)
     for name in ("calibrate", "pack_hits"):
@@ -151,6 +154,7 @@ def test_series_without_images_of_their_own_take_the_studys_and_are_compared_ima
         digits(series=series)
 
 
+@pytest.mark.slow
 def test_seeds_change_images_or_starts_and_become_a_spread(tmp_path: Path):
     images = go(digits(), tmp_path / "images")
     assert sum("classical" in key for key in images.cells) == 2
@@ -164,6 +168,7 @@ def test_seeds_change_images_or_starts_and_become_a_spread(tmp_path: Path):
     assert "Beside classical" in text
 
 
+@pytest.mark.slow
 def test_seeds_of_the_solver_are_those_of_random_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     plans = []
 
@@ -191,6 +196,7 @@ def test_a_network_is_trained_once_and_the_same_way(tmp_path: Path, monkeypatch:
     assert workshop.state_hash(first) == workshop.state_hash(again)
 
 
+@pytest.mark.slow
 def test_results_of_something_else_are_kept(tmp_path: Path):
     config = digits()
     go(config, tmp_path)
@@ -213,6 +219,7 @@ def test_what_is_missing_is_named(tmp_path: Path):
     assert state_of(load_config("cpsigma-c100"), tmp_path, tmp_path).text == "not run"
 
 
+@pytest.mark.slow
 def test_the_page_has_every_experiment_and_its_figures(tmp_path: Path):
     figure = replace(go(digits(shown="figure"), tmp_path), seconds=90.0)
     unrun = Results.open(tmp_path, load_config("cpsigma-c100"))

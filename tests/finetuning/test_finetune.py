@@ -132,6 +132,7 @@ def test_one_epoch_of_a_teacher_is_the_plain_loop() -> None:
         torch.testing.assert_close(tuned.state_dict()[key], tensor)
 
 
+@pytest.mark.slow
 def test_learns_and_leaves_everything_as_it_was() -> None:
     model, teacher, data = tiny().train(), tiny(3).train(), labelled(8)
     before, taught, rng = state(model), state(teacher), torch.get_rng_state()
@@ -184,6 +185,7 @@ def test_a_rate_that_diverges_ends() -> None:
     json.dumps(history.to_json(), allow_nan=False)
 
 
+@pytest.mark.slow
 def test_a_compressed_model_learns_from_its_original_without_labels() -> None:
     net = small_net()
     plan = ts.plan(net, norm="frobenius", ranks=ts.Ranks({"pointwise": 2, "hidden": 2}))

@@ -29,6 +29,7 @@ def stats() -> ts.Calibration:
     return ts.calibrate(small_net(), batches())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm", "share"),
     # Weighted norms leave pointwise layers dense, so they reach less.
@@ -52,6 +53,7 @@ def test_macs_stay_within_the_budget(stats: ts.Calibration, method: str) -> None
     assert all(entry.after.macs < entry.before.macs for entry in plan.compressed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["svd", "tucker2"])
 def test_layers_count_as_often_as_they_are_called(method: str, tmp_path: Path) -> None:
     net, data = reusing_net(), batches(2, pixels=8)
@@ -68,6 +70,7 @@ def test_layers_count_as_often_as_they_are_called(method: str, tmp_path: Path) -
     assert mixed.before.macs == pytest.approx((before + count_macs(net, batches(1, pixels=4)[0][:1])) / 2)
 
 
+@pytest.mark.slow
 def test_more_budget_never_means_more_loss(stats: ts.Calibration) -> None:
     front = ts.plan(small_net(), stats, budget=ts.Params(0.5)).front()
     plans = [front.plan(ts.Params(share)) for share in (0.3, 0.4, 0.5, 0.7, 0.9, 1.0)]
@@ -76,6 +79,7 @@ def test_more_budget_never_means_more_loss(stats: ts.Calibration) -> None:
     assert losses[0] > 0 == losses[-1]
 
 
+@pytest.mark.slow
 def test_the_front_gives_the_plan_of_any_budget(stats: ts.Calibration) -> None:
     front = ts.plan(small_net(), stats, budget=ts.Params(0.9)).front()
     assert front.plan(ts.Params(0.4)) == ts.plan(small_net(), stats, budget=ts.Params(0.4))
@@ -91,6 +95,7 @@ def test_a_plan_without_a_budget_knows_no_front(stats: ts.Calibration) -> None:
         ts.plan(small_net(), stats, ranks=ts.VBMF(0.5)).front()
 
 
+@pytest.mark.slow
 def test_auto_takes_the_best_format_for_each_layer(stats: ts.Calibration) -> None:
     """At the same size no single format is expected to lose less than the best of all."""
     losses = {}
@@ -144,6 +149,7 @@ def test_overridden_ranks_are_kept_and_paid_for(stats: ts.Calibration) -> None:
     assert plan.after.params <= 0.5 * plan.before.params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [ts.Params(0.01), ts.Macs(0.01)])
 def test_an_impossible_budget_names_what_can_be_reached(stats: ts.Calibration, budget: Any) -> None:
     with pytest.raises(InputError, match=r"no plan leaves 0.01 of the .* a share of 0\.\d+; ask for more") as caught:
@@ -161,6 +167,7 @@ def test_budgets_check_themselves(share: Any) -> None:
         ts.Params(share)
 
 
+@pytest.mark.slow
 def test_planning_tells_how_far_it_is(stats: ts.Calibration) -> None:
     seen: list[Any] = []
     plan = ts.plan(small_net(), stats, budget=ts.Params(0.5), progress=seen.append)

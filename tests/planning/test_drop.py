@@ -186,6 +186,7 @@ def test_judging_leaves_the_models_as_they_were() -> None:
     assert net.training
 
 
+@pytest.mark.slow
 def test_one_call_holds_out_by_itself() -> None:
     net, batches = classifier(), rows(10, seed=0)
     _, report = ts.compress(net, batches, budget=ts.Drop(0.15), sequential=False)

@@ -14,6 +14,8 @@ import tensigma as ts
 from tensigma.planning import Plan, front_data, spectra_data
 from tensigma.planning.page_data import N_POINTS
 
+pytestmark = pytest.mark.slow
+
 BUDGETS = {"params": ts.Params, "macs": ts.Macs}
 
 

@@ -214,6 +214,7 @@ def test_wrong_wishes_are_refused(stats: ts.Calibration, options: dict[str, Any]
         ts.plan(small_net(), stats, **options)
 
 
+@pytest.mark.slow
 def test_statistics_are_asked_for_and_compared(stats: ts.Calibration) -> None:
     with pytest.raises(InputError, match="norm='centred' needs stats="):
         ts.plan(small_net(), ranks=ts.VBMF(1))
@@ -328,6 +329,7 @@ def other_weights() -> SmallNet:
     return net
 
 
+@pytest.mark.slow
 def test_plans_know_their_weights(stats: ts.Calibration, tmp_path: Path) -> None:
     net, other = small_net(), other_weights()
     plan = ts.plan(net, stats, budget=ts.Params(0.6))
@@ -381,6 +383,7 @@ def test_unreadable_plans_are_refused(tmp_path: Path) -> None:
         ts.plan(small_net(), ranks=ts.Ranks({"*": 2}), norm="frobenius").save(tmp_path / "no" / "folder.json")
 
 
+@pytest.mark.slow
 def test_planning_only_looks(stats: ts.Calibration) -> None:
     net = small_net().train()
     before = {key: value.clone() for key, value in net.state_dict().items()}

@@ -53,6 +53,7 @@ def test_a_budget_alone_is_a_recipe() -> None:
     assert reports[0].after == reports[1].after
 
 
+@pytest.mark.slow
 def test_an_override_that_needs_fisher_is_calibrated_for_in_every_call() -> None:
     """What some layer needs is asked of the data, whichever call makes the plan."""
     net, data = small_net(), batches()

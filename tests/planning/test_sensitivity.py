@@ -68,6 +68,7 @@ def test_the_model_and_its_generators_come_back_as_they_were() -> None:
     assert torch.equal(rng, torch.get_rng_state())
 
 
+@pytest.mark.slow
 def test_a_layer_that_weighs_more_keeps_more() -> None:
     model, data = small_net(), batches(2)
     stats = ts.calibrate(model, data)

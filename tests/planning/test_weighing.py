@@ -105,6 +105,7 @@ def test_a_layer_that_hardly_matters_gives_most(seed: int) -> None:
     assert wrong[0] < 0.8 * wrong[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.35, 0.6])
 def test_never_further_from_the_original_than_with_all_layers_alike(seed: int, share: float) -> None:
     model, data = small_net(seed), batches(seed=seed)
@@ -217,6 +218,7 @@ def test_a_model_can_be_trained_afterwards() -> None:
     model(data[0]).sum().backward()
 
 
+@pytest.mark.slow
 def test_the_model_comes_back_as_it_was() -> None:
     model, data = small_net(), DataLoader(TensorDataset(torch.cat(batches(2))), batch_size=4, shuffle=True)
     stats = ts.calibrate(model, data)

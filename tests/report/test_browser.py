@@ -137,6 +137,7 @@ def set_slider(page: Any, place: int) -> None:
     page.locator("#budget").evaluate("(s, v) => { s.value = v; s.dispatchEvent(new Event('input')); }", place)
 
 
+@pytest.mark.slow
 def test_shows_every_section(visit, report: Report):
     page = visit()
     headings = [
@@ -156,6 +157,7 @@ def test_shows_every_section(visit, report: Report):
         assert page.locator(link.get_attribute("href")).count() == 1
 
 
+@pytest.mark.slow
 def test_tables_sort_by_mouse_and_by_keyboard(visit):
     page = visit()
     heads = page.locator(".sortable thead th")
@@ -182,6 +184,7 @@ def test_tables_sort_by_mouse_and_by_keyboard(visit):
         assert texts(page, ".sortable tbody tr td:nth-child(5)")[-1] == ""
 
 
+@pytest.mark.slow
 def test_the_slider_moves_everything(visit, report: Report):
     page = visit()
     assert report.front is not None
@@ -211,6 +214,7 @@ def test_the_slider_moves_everything(visit, report: Report):
     assert page.locator("#chosen").is_disabled()
 
 
+@pytest.mark.slow
 def test_the_slider_obeys_the_keyboard(visit):
     page = visit()
     slider = page.locator("#budget")
@@ -224,6 +228,7 @@ def test_the_slider_obeys_the_keyboard(visit):
     assert page.locator("#out-error").inner_text() == "0.0000"
 
 
+@pytest.mark.slow
 def test_budgets_in_multiply_adds(visit, report: Report):
     page = visit()
     assert report.front is not None
@@ -235,6 +240,7 @@ def test_budgets_in_multiply_adds(visit, report: Report):
     assert f"--budget macs={columns['share'][1]:g}" in page.locator("#command").inner_text()
 
 
+@pytest.mark.slow
 def test_a_click_on_the_curve_moves_there(visit):
     page = visit()
     box = page.locator("#curve").bounding_box()
@@ -244,6 +250,7 @@ def test_a_click_on_the_curve_moves_there(visit):
     assert page.locator("#budget").input_value() == "0"
 
 
+@pytest.mark.slow
 def test_command_and_plan_are_copied(visit, report: Report, tmp_path: Path):
     page = visit(permissions=["clipboard-read", "clipboard-write"])
     set_slider(page, 3)
@@ -269,6 +276,7 @@ def check_plan(text: str, params: int, folder: Path) -> None:
     assert json.loads(text)["layers"] == json.loads(json.dumps(plan.to_json()))["layers"]
 
 
+@pytest.mark.slow
 def test_plans_of_all_budgets_are_saved(visit, report: Report, tmp_path: Path):
     page = visit()
     assert report.front is not None
@@ -283,6 +291,7 @@ def test_plans_of_all_budgets_are_saved(visit, report: Report, tmp_path: Path):
             check_plan(Path(waiting.value.path()).read_text(encoding="utf-8"), columns["params"][place], tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("works", [True, False])
 def test_copying_without_a_clipboard(visit, works: bool):
     page = visit()
@@ -295,6 +304,7 @@ def test_copying_without_a_clipboard(visit, works: bool):
     assert area.input_value() == page.locator("#command").inner_text()
 
 
+@pytest.mark.slow
 def test_without_a_command_there_is_python(visit):
     page = visit("python")
     assert page.locator("#copy-command").inner_text() == "Copy Python"
@@ -310,6 +320,7 @@ def test_without_a_front_the_page_says_why(visit):
     assert "no slider" in page.locator("#no-front").inner_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_and_dark(visit, scheme: str):
     page = visit(scheme=scheme)
@@ -351,6 +362,7 @@ CONTRAST = """() => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_text_can_be_read(visit, scheme: str):
     page = visit(scheme=scheme)
@@ -358,6 +370,7 @@ def test_all_text_can_be_read(visit, scheme: str):
     assert page.evaluate(CONTRAST) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [320, 375, 800])
 def test_fits_a_narrow_screen(visit, width: int):
     page = visit(width=width)
@@ -367,6 +380,7 @@ def test_fits_a_narrow_screen(visit, width: int):
         assert 0 <= box["x"] < box["x"] + box["width"] <= width
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_tables_on_a_phone_show_the_error_and_that_they_scroll(visit, scheme: str):
     page = visit("compared", width=390, scheme=scheme)
@@ -419,6 +433,7 @@ def shade(page: Any, frame: Any) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1200])
 @pytest.mark.parametrize("measure", ["parameters", "multiply-adds"])
 def test_the_scale_of_the_slider_is_true(visit, report: Report, width: int, measure: str):
@@ -443,6 +458,7 @@ def test_the_scale_of_the_slider_is_true(visit, report: Report, width: int, meas
     assert all(first["x"] + first["width"] < second["x"] for first, second in pairwise(boxes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1200])
 def test_few_layers_stand_in_the_middle(visit, report: Report, width: int):
     page = visit(width=width)
@@ -476,6 +492,7 @@ def test_a_rank_beyond_the_axis_is_an_arrow(visit, report: Report):
         assert page.get_by_text(words).is_visible()
 
 
+@pytest.mark.slow
 def test_paper_has_no_advice_for_the_mouse(visit):
     page = visit()
     page.emulate_media(media="print")
@@ -488,6 +505,7 @@ def test_paper_has_no_advice_for_the_mouse(visit):
     assert not bare.locator("#explorer").is_visible()
 
 
+@pytest.mark.slow
 def test_controls_have_names_and_show_focus(visit):
     page = visit()
     unnamed = page.evaluate(
@@ -502,6 +520,7 @@ def test_controls_have_names_and_show_focus(visit):
         assert style != "none", page.evaluate("document.activeElement.outerHTML")
 
 
+@pytest.mark.slow
 def test_prints_in_black_on_white(visit):
     page = visit(scheme="dark")
     page.emulate_media(media="print")
@@ -515,6 +534,7 @@ def test_prints_in_black_on_white(visit):
     assert 1 <= len(re.findall(rb"/Type */Page\b", pdf)) <= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_results_of_experiments(visit, scheme: str):
     page = visit("results", scheme=scheme, width=390)
