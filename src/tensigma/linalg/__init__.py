@@ -12,8 +12,7 @@
 from tensigma.linalg.cp import CP, CPFactors, CPJoint, cp_rank, max_rank
 from tensigma.linalg.curves import power_law, rank_grid
 from tensigma.linalg.deflation import Deflation
-from tensigma.linalg.factors import Factors
-from tensigma.linalg.fit import Fit
+from tensigma.linalg.factors import Factors, Fit
 from tensigma.linalg.metric import Metric
 from tensigma.linalg.solver import RankTuple, Solver, option_names, rank_names
 from tensigma.linalg.spatial_svd import SpatialSVD, SpatialSVDFactors, spatial_svd_errors

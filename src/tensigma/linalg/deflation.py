@@ -15,7 +15,7 @@ from torch import Tensor
 from tensigma.errors import InputError
 from tensigma.linalg.cp import CP, CPFactors, max_rank
 from tensigma.linalg.curves import rank_grid
-from tensigma.linalg.fit import Fit
+from tensigma.linalg.factors import Fit
 from tensigma.linalg.metric import Metric
 from tensigma.linalg.problem import Problem, check_rank, psd_cholesky
 from tensigma.linalg.solver import RankTuple, Solver

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from tensigma.linalg.fit import Fit
+from tensigma.errors import InputError
+from tensigma.linalg.factors import Fit
 from tensigma.linalg.metric import Metric
 from tensigma.linalg.spectra import Spectra
 
@@ -89,3 +90,16 @@ def option_names(solver: type[Solver]) -> tuple[str, ...]:
     """
     keywords = (field.name for field in dataclasses.fields(solver) if field.kw_only)  # type: ignore[arg-type]
     return tuple(name for name in keywords if name not in solver.variant)
+
+
+def check_options(options: Any, *, solvers: tuple[str, ...], inits: tuple[str, ...], factors: type) -> None:
+    """Raise :class:`InputError` for an unknown solver or start, or an invalid count or tolerance."""
+    if options.solver not in solvers:
+        raise InputError(f"solver {options.solver!r} is unknown; choose one of {', '.join(map(repr, solvers))}")
+    if options.init not in inits if isinstance(options.init, str) else not isinstance(options.init, factors):
+        accepted = ", ".join(map(repr, inits))
+        raise InputError(f"init {options.init!r} is unknown; choose {accepted} or a {factors.__name__} to start from")
+    if isinstance(options.max_sweeps, bool) or not isinstance(options.max_sweeps, int) or options.max_sweeps < 0:
+        raise InputError(f"max_sweeps is a whole number, 0 or more, got {options.max_sweeps!r}")
+    if not options.tol >= 0:
+        raise InputError(f"tol is 0 or more, got {options.tol!r}")

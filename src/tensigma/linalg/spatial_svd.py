@@ -16,12 +16,10 @@ from torch import Tensor
 
 from tensigma.errors import InputError
 from tensigma.linalg.curves import rank_grid
-from tensigma.linalg.factors import count_params
-from tensigma.linalg.fit import Fit
+from tensigma.linalg.factors import Fit, count_params
 from tensigma.linalg.metric import Metric
-from tensigma.linalg.options import check_options
 from tensigma.linalg.problem import Problem, check_kernel, check_rank, check_two_axes
-from tensigma.linalg.solver import RankTuple, Solver
+from tensigma.linalg.solver import RankTuple, Solver, check_options
 from tensigma.linalg.spectra import Spectra
 from tensigma.linalg.tucker2 import Tucker2, Tucker2Factors, nested_regression, tucker2_params
 from tensigma.linalg.vbmf import alpha_rank, vbmf_rank

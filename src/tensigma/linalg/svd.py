@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from tensigma.linalg.curves import rank_grid, share_lost
-from tensigma.linalg.factors import count_params
-from tensigma.linalg.fit import Fit
+from tensigma.linalg.factors import Fit, count_params
 from tensigma.linalg.metric import Metric
 from tensigma.linalg.problem import check_kernel, check_rank, psd_cholesky
 from tensigma.linalg.solver import RankTuple, Solver

@@ -17,14 +17,12 @@ from torch import Tensor
 from tensigma.errors import InputError, RankError
 from tensigma.linalg.conjugate import conjugate_gradient
 from tensigma.linalg.curves import rank_grid, share_lost
-from tensigma.linalg.factors import count_params
-from tensigma.linalg.fit import Fit
+from tensigma.linalg.factors import Fit, count_params
 from tensigma.linalg.iterate import iterate
 from tensigma.linalg.lbfgs import Descent, Point
 from tensigma.linalg.metric import Metric
-from tensigma.linalg.options import check_options
 from tensigma.linalg.problem import Problem, check_rank, orthonormal, psd_cholesky
-from tensigma.linalg.solver import RankTuple, Solver
+from tensigma.linalg.solver import RankTuple, Solver, check_options
 from tensigma.linalg.spectra import Spectra
 from tensigma.linalg.vbmf import alpha_rank, vbmf_rank
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tensigma.errors import InputError
 from tensigma.linalg.conjugate import conjugate_gradient
-from tensigma.linalg.fit import Fit
+from tensigma.linalg.factors import Fit
 from tensigma.linalg.iterate import iterate
 from tensigma.linalg.metric import Metric
 from tensigma.linalg.problem import check_kernel, check_rank, orthonormal, psd_cholesky
