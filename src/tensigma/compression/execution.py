@@ -6,16 +6,17 @@ import copy
 import os
 import time
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal
 
 from torch import nn
 
-from tensigma.calibration import Calibration, calibrate
+from tensigma.calibration import Calibration, calibrate, parse_bytes
 from tensigma.compression.batchnorm import reestimate_bn_
 from tensigma.compression.refinement import Refine, blocks_around, refine_
 from tensigma.compression.reports import LayerReport, PageData, Report
-from tensigma.compression.sequential import fit_in_sequence
+from tensigma.compression.sequential import MEMORY, fit_in_sequence
 from tensigma.errors import InputError
 from tensigma.evaluation import Size, count_params, size_of
 from tensigma.layers import replace_
@@ -34,9 +35,11 @@ from tensigma.planning import (
 from tensigma.running import Batches, Wanted, check_together, is_one_shot, rank_and_size, reporter
 from tensigma.solving import Solution, jobs_for, run_shared
 
-# Sequential fitting may run both networks over the data once per layer. Under "auto" it takes as many samples as these
-# multiply-adds allow, within limits: fewer tell too little, and more gain little.
+# Under "auto" sequential fitting takes as many samples as these multiply-adds allow, within limits: fewer tell too
+# little, and more gain little. In one pass a sample costs about as much as this many forward passes, moments included;
+# networks that do not allow it run once per layer.
 _AUTO_MACS, _AUTO_FEWEST, _AUTO_MOST = 20e12, 128, 1_000
+_FORWARDS_IN_ONE_PASS = 5
 
 
 def compress(
@@ -55,6 +58,7 @@ def compress(
     progress: Wanted = False,
     cache: str | os.PathLike[str] | None = None,
     workers: int | None = None,
+    memory: int | str | None = None,
 ) -> tuple[nn.Module, Report]:
     """A smaller copy of ``model``, made of plain layers, and a report of what was done. ``model`` is not changed.
 
@@ -85,6 +89,10 @@ def compress(
             :class:`~tensigma.compression.RefinementProgress`, and with what calibration and planning report.
         cache: A folder for solutions. Those found there are not solved again, so a killed run can resume.
         workers: How many small layers are solved in parallel; by default, the number of torch threads.
+        memory: What calibration may take for its sums, and what sequential fitting may take for the activations of its
+            halted passes, in bytes or as text such as ``"4GB"``. Calibration then reads the data in several passes if
+            need be, and sequential fitting uses fewer samples. By default calibration is not limited and sequential
+            fitting takes up to 2 GB.
 
     Under ``torchrun`` all processes call this with the same arguments; each solves its share, and all return the same
     model. Layers are then fitted independently of each other.
@@ -99,6 +107,7 @@ def compress(
     start = time.perf_counter()
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise InputError(f"workers is a whole number of at least 1, got {workers!r}")
+    limit = None if memory is None else parse_bytes(memory)
     batches = None if isinstance(plan_or_batches, Plan) else plan_or_batches
     # Before calibration and planning, which may take long.
     _check_data(batches if data is None else data, sequential=sequential, refine=refine, reestimate_bn=reestimate_bn)
@@ -110,7 +119,7 @@ def compress(
             )
         plan, fit_data = plan_or_batches, data
         check_together(lambda: _check_model(plan, stats, model, weights=check))
-        stats = _stats_for(plan, model, stats, data, input=input, progress=progress)
+        stats = _stats_for(plan, model, stats, data, input=input, memory=limit, progress=progress)
     else:
         plan, stats, fit_data = _planned(
             model,
@@ -121,14 +130,23 @@ def compress(
             input=input,
             check=check,
             progress=progress,
+            memory=limit,
+            workers=workers,
         )
     in_sequence = _in_sequence(plan, fit_data, sequential)
     solutions = plan.solutions if cache is None else plan.solutions.on_disk(cache)
     report = reporter(progress)
     if in_sequence:
-        max_samples = _auto_samples(plan) if sequential == "auto" else None
-        inputs = Batches(fit_data, input=input, max_samples=max_samples, name="data")
-        solved = fit_in_sequence(model, plan, inputs, stats=stats, solutions=solutions, report=report)
+        inputs, fewer = (
+            Batches(fit_data, input=input, max_samples=samples if sequential == "auto" else None, name="data")
+            for samples in (
+                _auto_samples(plan, passes=_FORWARDS_IN_ONE_PASS),
+                _auto_samples(plan, passes=len(plan.compressed)),
+            )
+        )
+        solved = fit_in_sequence(
+            model, plan, inputs, fewer=fewer, stats=stats, solutions=solutions, memory=limit or MEMORY, report=report
+        )
     else:
         jobs = jobs_for(model, plan.treatments, stats)
         solved = run_shared(jobs, solutions=solutions, keep=False, workers=workers, report=report)
@@ -185,6 +203,8 @@ def _planned(
     input: str | int | None,
     check: bool,
     progress: Wanted,
+    memory: int | None,
+    workers: int | None,
 ) -> tuple[Plan, Calibration | None, Any]:
     """A plan, the statistics it was made with, and the batches to fit layers on."""
     prepared = prepare(
@@ -196,8 +216,9 @@ def _planned(
         input=input,
         progress=progress,
         check=check,
+        gather=partial(calibrate, memory=memory),
     )
-    plan = plan_prepared(model, recipe, prepared, input=input, progress=progress)
+    plan = plan_prepared(model, recipe, prepared, input=input, progress=progress, workers=workers)
     # Batches that a search was measured on must not influence the model.
     fit_data = data if data is not None and not isinstance(recipe.budget, Drop) else prepared.fit_data
     return plan, prepared.stats, fit_data
@@ -216,6 +237,7 @@ def _stats_for(
     data: Any,
     *,
     input: str | int | None,
+    memory: int | None,
     progress: Wanted,
 ) -> Calibration | None:
     """The statistics that the norms of a plan need, gathered now if they were not passed."""
@@ -228,7 +250,7 @@ def _stats_for(
                 parameters=("stats", "data"),
             )
         fisher = next((norm.fisher for norm in norms if norm.fisher), None)
-        stats = calibrate(model, data, fisher=fisher, input=input, progress=progress)
+        stats = calibrate(model, data, fisher=fisher, input=input, memory=memory, progress=progress)
     return stats
 
 
@@ -267,10 +289,9 @@ def _in_sequence(plan: Plan, data: Any, sequential: bool | Literal["auto"]) -> b
     return sequential
 
 
-def _auto_samples(plan: Plan) -> int:
-    """How many samples sequential fitting takes under ``"auto"``."""
-    passes = plan.before.macs * len(plan.compressed)
-    return min(_AUTO_MOST, max(_AUTO_FEWEST, int(_AUTO_MACS / max(passes, 1))))
+def _auto_samples(plan: Plan, *, passes: int) -> int:
+    """How many samples sequential fitting takes under ``"auto"`` if each runs ``passes`` times through the model."""
+    return min(_AUTO_MOST, max(_AUTO_FEWEST, int(_AUTO_MACS / max(plan.before.macs * passes, 1))))
 
 
 def _report(

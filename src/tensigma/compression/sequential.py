@@ -64,6 +64,7 @@ def fit_in_sequence(
     plan: Plan,
     batches: Batches,
     *,
+    fewer: Batches | None = None,
     stats: Mapping[str, LayerStats] | None = None,
     solutions: Solutions | None = None,
     memory: int = MEMORY,
@@ -72,7 +73,8 @@ def fit_in_sequence(
     """Solutions of all compressed layers of ``plan``, solved in the order in which ``model`` calls the layers.
 
     Both networks run over the data once, halting at every layer, with as many samples as keep the live activations of
-    all halted passes within ``memory`` bytes. ``model`` stays as it is. Layers that some batches call more often than
+    all halted passes within ``memory`` bytes. ``model`` stays as it is. Networks that do not allow this run over
+    ``fewer`` batches, if given, once per layer. Layers that some batches call more often than
     others, or not at all, are fitted to ``stats`` alone, before all others.
     """
     batches.check_rereadable("sequential fitting (sequential=False avoids it)")
@@ -83,7 +85,7 @@ def fit_in_sequence(
             logger.info(
                 "not every layer is called once and in the same order, so the data is read once per layer: %s", error
             )
-        return _LayerByLayer(model, plan, stats, solutions or Solutions(), report).fit(batches)
+        return _LayerByLayer(model, plan, stats, solutions or Solutions(), report).fit(fewer or batches)
 
 
 @dataclass
@@ -244,7 +246,8 @@ def target_layer(treatment: Treatment, layer: nn.Module, stats: LayerStats, cros
         torch.finfo(former.dtype).tiny
     )
     eye = torch.eye(stats.d, dtype=second.dtype, device=second.device)
-    best = torch.linalg.solve(second + ridge * eye, (joint + ridge * former).mT).mT
+    lower = torch.linalg.cholesky(second + ridge * eye)
+    best = torch.cholesky_solve((joint + ridge * former).mT, lower).mT
     target = copy.deepcopy(layer)
     shape = (groups, *kernels_of(layer)[0].shape)
     weight = layer.weight

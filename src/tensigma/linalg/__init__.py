@@ -10,7 +10,7 @@
 """
 
 from tensigma.linalg.cp import CP, CPFactors, CPJoint, cp_rank, max_rank
-from tensigma.linalg.curves import power_law, rank_grid
+from tensigma.linalg.curves import power_law, rank_grid, share_lost
 from tensigma.linalg.deflation import Deflation
 from tensigma.linalg.factors import Factors, Fit
 from tensigma.linalg.metric import Metric
@@ -54,6 +54,7 @@ __all__ = [
     "power_law",
     "rank_grid",
     "rank_names",
+    "share_lost",
     "spatial_svd_errors",
     "svd_errors",
     "svd_rank",

@@ -35,14 +35,16 @@ from tensigma.linalg.vbmf import alpha_rank, vbmf_rank
 _CG_STEPS = 3
 # Ridges of the preconditioners, relative to each diagonal entry, so that the scale of a column does not matter. Terms
 # of a CP are nearly collinear; a smaller ridge trusts directions that the Kronecker model gets wrong.
-_RIDGE = 0.1
+_RIDGE = 0.01
 # How many ranks the error curve has. More change no choice by more than its rounding.
 _CURVE_RANKS = 48
 # Where the curve is solved: shares of the largest rank, and sweeps for each. Large layers get fewer of both, and the
 # fewest sweeps at high ranks, where a sweep takes longest: the curve must stay cheaper than the solution.
 _CURVE = tuple((share, 30) for share in (0.05, 0.1, 0.2, 0.35, 0.55, 0.75, 1.0))
-_LARGE_CURVE = ((0.05, 10), (0.2, 10), (0.55, 6), (1.0, 3))
+_LARGE_CURVE = ((0.05, 20), (0.2, 15), (0.4, 10), (0.7, 6))
 _SMALL = 1024
+# Large layers are searched under S ≈ C ⊗ D, where a step costs a fifth; of as many sweeps, this share follows under S.
+_POLISH = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,12 +181,39 @@ class CP(Solver):
         if self.rank == largest:
             return Fit(_unchanged(problem, modes, self.joint), (0.0,), converged=True)
         elimination = Elimination(problem, modes, self.rank)
-        start = elimination.at(elimination.pack(self._start(problem, modes)))
+        max_sweeps, start = self.max_sweeps, self._start
+        if self.solver == "varpro" and problem.size > _SMALL and problem.gram is not None:
+            max_sweeps, start = math.ceil(_POLISH * self.max_sweeps), self._separable_start
+        first = elimination.at(elimination.pack(start(problem, modes)))
         step = elimination.descent().step if self.solver == "varpro" else elimination.als_sweep
-        state, errors, converged = iterate(step, start, max_sweeps=self.max_sweeps, tol=self.tol)
+        state, errors, converged = iterate(step, first, max_sweeps=max_sweeps, tol=self.tol)
         ins, *spatial = elimination.unpack(state.position)
         factors = CPFactors(state.payload, ins, tuple(spatial), problem.taps, self.joint)
         return Fit(factors.balanced(), errors, converged)
+
+    def _separable_start(self, problem: Problem, modes: tuple[int, ...]) -> list[Tensor]:
+        """The solution under S ≈ C ⊗ D_1 ⊗ …: with C = L Lᵀ and so on, a plain CP of M (L ⊗ L_1 ⊗ …).
+
+        No step needs a product with S, and the solution is close to that under S.
+        """
+        grams = _separable_grams(problem, modes)
+        roots = [psd_cholesky(_ridged(gram.double(), problem.metric.damping)) for gram in grams]
+        whitened = problem.weight.view(problem.n_out, *modes).double()
+        for mode, root in enumerate(roots, start=1):
+            whitened = (whitened.movedim(mode, -1) @ root).movedim(-1, mode)
+        kernel = whitened.to(problem.weight).reshape_as(problem.weight)
+        init = self.init
+        if isinstance(init, CPFactors):
+            first, *rest = (
+                (root.T @ factor.double()).to(problem.kernel)
+                for root, factor in zip(roots, self._start(problem, modes), strict=True)
+            )
+            init = replace(init, in_factor=first, spatial=tuple(rest))
+        factors = replace(self, init=init).fit(kernel, Metric.identity(problem.size)).factors
+        return [
+            torch.linalg.solve_triangular(root.T, factor.double(), upper=True).to(problem.kernel)
+            for root, factor in zip(roots, (factors.in_factor, *factors.spatial), strict=True)
+        ]
 
     def _start(self, problem: Problem, modes: tuple[int, ...]) -> list[Tensor]:
         if isinstance(self.init, CPFactors):
@@ -284,7 +313,7 @@ class Elimination:
         self.modes = modes
         self.rank = rank
         #: One small gram per mode with S ≈ C_s ⊗ D_1 ⊗ D_2 ⊗ …
-        self.mode_grams = [problem.channel_gram.double(), *_marginals(problem.tap_gram.double(), modes[1:])]
+        self.mode_grams = _separable_grams(problem, modes)
         self._mode_choleskys = [psd_cholesky(_ridged(gram)) for gram in self.mode_grams]
 
     def pack(self, factors: list[Tensor]) -> Tensor:
@@ -300,10 +329,14 @@ class Elimination:
         p = self.problem
         factors = self.unpack(flat)
         basis = _patches(factors)  # B, (d, r)
-        image = p.gram_times(basis)  # S B
-        outs = self._regress(basis, image)
-        residual = torch.addmm(p.kernel, outs, basis.T, alpha=-1)
-        residual_gram = torch.addmm(p.kernel_gram, outs, image.T, alpha=-1)
+        if p.gram is None:
+            outs = self._regress(basis, reduce(torch.mul, [factor.T @ factor for factor in factors]))
+            residual = residual_gram = torch.addmm(p.kernel, outs, basis.T, alpha=-1)
+        else:
+            image = p.gram_times(basis)  # S B
+            outs = self._regress(basis, basis.T @ image)
+            residual = torch.addmm(p.kernel, outs, basis.T, alpha=-1)
+            residual_gram = torch.addmm(p.kernel_gram, outs, image.T, alpha=-1)
         loss, error = p.residual_norms(residual, residual_gram)
         scale = -2 / p.damped_norm2 if p.damped_norm2 > 0 else 0.0
         pull = (residual_gram.T @ outs).mul_(scale)  # ∂loss/∂B, (d, r)
@@ -342,9 +375,12 @@ class Elimination:
             factors[mode] = conjugate_gradient(normal, mode_target, factors[mode], precondition, steps=_CG_STEPS)
         return self.at(self.pack(factors))
 
-    def _regress(self, basis: Tensor, image: Tensor) -> Tensor:
-        """T = (M S B)(Bᵀ S B)⁻¹ in float64, with columns at unit length and a ridge at the level of rounding."""
-        inner = (basis.T @ image).double()
+    def _regress(self, basis: Tensor, inner: Tensor) -> Tensor:
+        """T = (M S B)(Bᵀ S B)⁻¹ in float64, with columns at unit length and a ridge at the level of rounding.
+
+        ``inner`` is Bᵀ S B.
+        """
+        inner = inner.double()
         cross = (self.problem.kernel_gram @ basis).double()
         lengths = inner.diagonal().clamp_min(torch.finfo(torch.float64).tiny).sqrt()
         normal = inner / lengths / lengths[:, None]
@@ -368,14 +404,14 @@ class Elimination:
 
     def _factor_grams(self, outs: Tensor, factors: list[Tensor]) -> list[Tensor]:
         """U_jᵀ D_j U_j of every mode, the output last."""
-        grams = [f.double().T @ gram @ f.double() for f, gram in zip(factors, self.mode_grams, strict=True)]
-        return [*grams, (outs.T @ outs).double()]
+        grams = [f.T @ (gram @ f) for f, gram in zip(factors, self.mode_grams, strict=True)]
+        return [*grams, outs.T @ outs]
 
     def _precondition(self, grams: list[Tensor], mode: int, matrix: Tensor) -> Tensor:
         """D_j⁻¹ · matrix · (∘ of the other modes' grams)⁻¹."""
         others = reduce(torch.mul, [gram for other, gram in enumerate(grams) if other != mode])
-        left = torch.cholesky_solve(matrix.double(), self._mode_choleskys[mode])
-        return torch.cholesky_solve(left.T, psd_cholesky(_ridged(others))).T.to(matrix.dtype)
+        left = torch.cholesky_solve(matrix, self._mode_choleskys[mode])
+        return torch.cholesky_solve(left.T, psd_cholesky(_ridged(others))).T
 
 
 def _khatri_rao(factors: list[Tensor], like: Tensor) -> Tensor:
@@ -390,6 +426,11 @@ def _patches(factors: list[Tensor]) -> Tensor:
     """B = P ⊙ U_s, tap-major, (d, r)."""
     ins, *spatial = factors
     return _khatri_rao([*spatial, ins], like=ins)
+
+
+def _separable_grams(problem: Problem, modes: tuple[int, ...]) -> list[Tensor]:
+    """One small gram per mode with S ≈ C_s ⊗ D_1 ⊗ D_2 ⊗ …"""
+    return [problem.channel_gram, *_marginals(problem.tap_gram, modes[1:])]
 
 
 def _marginals(tap_gram: Tensor, spatial: tuple[int, ...]) -> list[Tensor]:
@@ -407,8 +448,8 @@ def _marginals(tap_gram: Tensor, spatial: tuple[int, ...]) -> list[Tensor]:
     return marginals
 
 
-def _ridged(gram: Tensor) -> Tensor:
+def _ridged(gram: Tensor, ridge: float = _RIDGE) -> Tensor:
     ridged = gram.clone()
     diagonal = gram.diagonal()
-    ridged.diagonal().add_(_RIDGE * diagonal + torch.finfo(gram.dtype).eps * diagonal.max())
+    ridged.diagonal().add_(ridge * diagonal + torch.finfo(gram.dtype).eps * diagonal.max())
     return ridged

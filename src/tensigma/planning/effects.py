@@ -13,13 +13,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from tensigma.linalg import output_basis
+from tensigma.linalg import output_basis, share_lost
 from tensigma.running import Batch, Listener, Probe, Progress, borrowed, safe_backward, silent
 from tensigma.solving import SVD_METHOD, Candidate, energy_views, means
 
@@ -110,16 +110,16 @@ class _Disturbance:
         geometry = layer.geometry
         if SVD_METHOD.why_not(geometry, layer.norm) is not None:
             return None
-        spectra = replace(layer, method=SVD_METHOD).spectra
-        (largest,) = SVD_METHOD.max_ranks(geometry.kernel_shape)
-        errors = {rank: spectra.svd_error(rank) ** 2 for rank in range(1, largest)}
+        views = energy_views(layer.kernels, layer.norm.targets(geometry, layer.stats))
+        energies, directions = zip(*(output_basis(k.flatten(1), m.to(k)) for k, m in views), strict=True)
+        spectrum = torch.stack([values.cpu() for values in energies]).sum(0)
+        errors2 = share_lost(spectrum, spectrum.sum())[:-1].tolist()
         # Without directions that carry no energy: leaving them out would measure only rounding.
-        errors = {rank: error2 for rank, error2 in errors.items() if error2 > 1e-6}
+        errors = {rank: error2 for rank, error2 in enumerate(errors2, start=1) if error2 > 1e-6}
         if not errors:
             return None
         rank = min(errors, key=lambda rank: abs(math.log(errors[rank] / _ERROR2)))
-        views = energy_views(layer.kernels, layer.norm.targets(geometry, layer.stats))
-        bases = [output_basis(kernel.flatten(1), metric.to(kernel))[1][:, rank:] for kernel, metric in views]
+        bases = [basis[:, rank:] for basis in directions]
         centre = torch.zeros(geometry.out_channels, dtype=torch.float64)
         if layer.norm.moves_bias and layer.stats is not None:
             pairs = zip(layer.kernels, means(geometry, layer.stats), strict=True)

@@ -17,7 +17,7 @@ from tensigma.planning.entry import CompressedEntry, DenseEntry
 from tensigma.planning.latency import Clock, Latency
 from tensigma.planning.plans import Plan
 from tensigma.running import Listener, Wanted, WeightedProgress, reporter, runtime_facts, silent
-from tensigma.solving import Candidate, Method, Solutions, Treatment
+from tensigma.solving import Candidate, Method, Solutions, Treatment, side_by_side
 
 # Small layers take as long as their solvers need to start, whatever their size.
 _SMALLEST = 2_000_000
@@ -68,6 +68,7 @@ class ParetoFront:
         model_weights: str | None = None,
         solutions: Solutions | None = None,
         report: Listener = silent,
+        workers: int | None = None,
     ) -> None:
         self._drafts = list(drafts)
         self.n_params = n_params
@@ -78,7 +79,7 @@ class ParetoFront:
         #: How much the loss of each layer counts; 1 for those that are not named.
         self.weights: Mapping[str, float] = {}
         #: Layer name → its options.
-        self.curves: Mapping[str, list[Option]] = _curves(self._candidates, report)
+        self.curves: Mapping[str, list[Option]] = _curves(self._candidates, report, workers)
 
     def weighted(self, weights: Mapping[str, float]) -> ParetoFront:
         """The same curves, shared out with other weights for the losses of the layers."""
@@ -168,16 +169,33 @@ class _Priced:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _curves(layers: Sequence[Candidate], report: Listener) -> dict[str, list[Option]]:
+def _curves(layers: Sequence[Candidate], report: Listener, workers: int | None) -> dict[str, list[Option]]:
     start = time.perf_counter()
-    # Products with the gram make up most of the work; layers differ a thousandfold.
-    work = [layer.geometry.n_weights * layer.geometry.patch_size + _SMALLEST * len(layer.choices) for layer in layers]
+    total_work = sum(map(_work, layers))
     curves: dict[str, list[Option]] = {}
-    for done, layer in enumerate(layers, start=1):
-        curves[layer.name] = curve(layer)
-        seconds, share = time.perf_counter() - start, sum(work[:done]) / sum(work)
-        report(PlanningProgress(layer=layer.name, done=done, total=len(layers), work=share, seconds=seconds))
-    return curves
+    done_work = 0
+
+    def done(layer: Candidate, options: list[Option]) -> None:
+        nonlocal done_work
+        curves[layer.name] = options
+        done_work += _work(layer)
+        report(
+            PlanningProgress(
+                layer=layer.name,
+                done=len(curves),
+                total=len(layers),
+                work=done_work / total_work,
+                seconds=time.perf_counter() - start,
+            )
+        )
+
+    side_by_side(layers, curve, geometry=lambda layer: layer.geometry, workers=workers, done=done)
+    return {layer.name: curves[layer.name] for layer in layers}
+
+
+def _work(layer: Candidate) -> int:
+    # Products with the gram make up most of the work; layers differ a thousandfold.
+    return layer.geometry.n_weights * layer.geometry.patch_size + _SMALLEST * len(layer.choices)
 
 
 def dense_entry(layer: Candidate, reason: str) -> DenseEntry:

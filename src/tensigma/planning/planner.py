@@ -125,8 +125,12 @@ def plan_prepared(
     input: str | int | None = None,
     progress: Wanted = False,
     solutions: Solutions | None = None,
+    workers: int | None = None,
 ) -> Plan:
-    """The plan that ``recipe`` asks for, from the statistics and data of :func:`prepare`."""
+    """The plan that ``recipe`` asks for, from the statistics and data of :func:`prepare`.
+
+    Curves and trials of small layers are solved by ``workers`` threads, by default as many as torch has.
+    """
     drafts = _drafts(model, recipe, prepared.stats)
     n_params = sum(parameter.numel() for parameter in model.parameters())
     weights = weights_digest(model)
@@ -135,14 +139,16 @@ def plan_prepared(
         entries = [draft for draft in drafts if not isinstance(draft, Candidate)]
         return Plan(entries, n_params=n_params, weights=weights, solutions=solutions)
     report = reporter(progress)
-    front = ParetoFront(drafts, n_params=n_params, model_weights=weights, solutions=solutions, report=report)
+    front = ParetoFront(
+        drafts, n_params=n_params, model_weights=weights, solutions=solutions, report=report, workers=workers
+    )
 
     def build(trial: Plan) -> nn.Module:
-        return compressed_copy(model, trial.treatments, prepared.stats, solutions)
+        return compressed_copy(model, trial.treatments, prepared.stats, solutions, workers=workers)
 
     def build_roughly(trial: Plan) -> nn.Module:
         treatments = {name: treatment.roughly() for name, treatment in trial.treatments.items()}
-        return compressed_copy(model, treatments, prepared.stats, solutions)
+        return compressed_copy(model, treatments, prepared.stats, solutions, workers=workers)
 
     def make_weigher(*, trials: bool) -> Weigher | None:
         if recipe.weights != "auto":

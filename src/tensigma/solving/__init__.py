@@ -5,6 +5,7 @@ from tensigma.solving.jobs import CompressionProgress, Job, compressed_copy, job
 from tensigma.solving.methods import METHODS, SVD_METHOD, Method, choices_of, method_of, register, registered
 from tensigma.solving.metrics import means
 from tensigma.solving.norms import NORMS, Norm, energy_views, norm_of
+from tensigma.solving.parallel import side_by_side
 from tensigma.solving.sharing import run_shared
 from tensigma.solving.solution import Solution, solve
 from tensigma.solving.solution_store import Solutions
@@ -34,5 +35,6 @@ __all__ = [
     "register",
     "registered",
     "run_shared",
+    "side_by_side",
     "solve",
 ]

@@ -126,9 +126,11 @@ def compressed_copy(
     treatments: Mapping[str, Treatment],
     stats: Mapping[str, LayerStats] | None,
     solutions: Solutions,
+    *,
+    workers: int | None = None,
 ) -> nn.Module:
     """A copy of ``model`` with these layers compressed, each fitted on its own."""
-    solved = run_jobs(jobs_for(model, treatments, stats), solutions=solutions)
+    solved = run_jobs(jobs_for(model, treatments, stats), solutions=solutions, workers=workers)
     small = copy.deepcopy(model)
     replace_(small, {name: solution.modules for name, (solution, _) in solved.items()})
     return small

@@ -60,6 +60,7 @@ from tensigma.solving.norms import Norm, Target
 
 #: With ranks given by a rule, "auto" is Tucker-2 wherever a kernel has taps; under a budget each layer takes the best.
 AUTO = "auto"
+_WIDEST_OF_SPATIAL = 1024
 # CP with joint taps is richer. If it costs at most this factor more, CP with separate taps needs no curve of its own.
 _HARDLY_MORE = 1.02
 
@@ -80,6 +81,8 @@ class Method:
     weighted: type[Any] | None = None
     #: Whether ``method="auto"`` may choose it under a budget.
     in_auto: bool = True
+    #: The widest layer, in input features, for which ``"auto"`` considers it; None for any.
+    widest_in_auto: int | None = None
 
     @property
     def rank_names(self) -> tuple[str, ...]:
@@ -216,8 +219,11 @@ CP_METHOD = register(Method(name="cp", format_type=CPFormat, solver=CP))
 CP_JOINT_METHOD = register(Method(name="cp-joint", format_type=CPFormat, solver=CPJoint))
 register(Method(name="deflation", format_type=CPFormat, solver=Deflation, in_auto=False))
 SVD_METHOD = register(Method(name="svd", format_type=SVDFormat, solver=SVD))
-register(Method(name="spatial-svd", format_type=SpatialSVDFormat, solver=SpatialSVD))
-register(Method(name="tensor-train", format_type=TensorTrainFormat, solver=TensorTrain))
+# Their curves take most of the planning of a wide layer, and budgets chose them for none of those measured.
+register(Method(name="spatial-svd", format_type=SpatialSVDFormat, solver=SpatialSVD, widest_in_auto=_WIDEST_OF_SPATIAL))
+register(
+    Method(name="tensor-train", format_type=TensorTrainFormat, solver=TensorTrain, widest_in_auto=_WIDEST_OF_SPATIAL)
+)
 
 
 def method_of(name: str | Method, geometry: Geometry | None = None) -> Method:
@@ -247,7 +253,13 @@ def choices_of(name: str | Method, geometry: Geometry, norm: Norm) -> tuple[Meth
     """
     if name != AUTO or geometry.is_pointwise:
         return (method_of(name, geometry),)
-    choices = [method for method in METHODS.values() if method.in_auto and method.why_not(geometry, norm) is None]
+    choices = [
+        method
+        for method in METHODS.values()
+        if method.in_auto
+        and geometry.patch_size <= (method.widest_in_auto or geometry.patch_size)
+        and method.why_not(geometry, norm) is None
+    ]
     if CP_METHOD in choices and CP_JOINT_METHOD in choices:
         separate, joint = (_params_of_one_term(method, geometry) for method in (CP_METHOD, CP_JOINT_METHOD))
         if joint <= _HARDLY_MORE * separate:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,9 @@ from tensigma.calibration import LayerStats
 from tensigma.errors import InputError
 from tensigma.layers import Geometry
 from tensigma.linalg import Metric
+
+# Checking and damping a wide gram takes seconds. These metrics share the memory of the statistics they belong to.
+_centred: WeakKeyDictionary[LayerStats, tuple[Metric, ...]] = WeakKeyDictionary()
 
 
 def identity_metrics(geometry: Geometry) -> tuple[Metric, ...]:
@@ -39,7 +44,9 @@ def centred_metrics(geometry: Geometry, stats: LayerStats) -> tuple[Metric, ...]
         return (Metric.from_rows(stats.rows, stats.mean),)
     if geometry.kind == "conv_transpose":
         return tuple(map(Metric.from_gram, _Scattered(geometry, stats).covariance()))
-    return tuple(map(Metric.from_gram, _by_group(stats.covariance, geometry)))
+    if stats not in _centred:
+        _centred[stats] = tuple(map(Metric.from_gram, _by_group(stats.covariance, geometry)))
+    return _centred[stats]
 
 
 def means(geometry: Geometry, stats: LayerStats) -> Tensor:
