@@ -162,7 +162,7 @@ def test_layers_go_in_the_order_of_calls_and_count_all_of_them() -> None:
     stats = ts.calibrate(model, data)
     plan = ts.plan(model, stats, ranks=ts.Ranks({"*": 3}), skip=(), saving="none")
     seen: list[Any] = []
-    solved = fit_in_sequence(model, plan, Batches(data), report=seen.append)
+    solved = fit_in_sequence(model, plan, Batches(data), report=seen.append).solutions
     assert [state.layer for state in seen] == ["often", "last"]
     assert [state.done for state in seen] == [1, 2]
     assert list(solved) == ["last", "often"]
@@ -312,7 +312,7 @@ def test_half_precision_and_inference_tensors() -> None:
 
 def fitted(model: nn.Module, plan: ts.Plan, stats: ts.Calibration, data: list[Tensor], **options: Any) -> list[Tensor]:
     """The weights of all solutions, layer after layer."""
-    solved = fit_in_sequence(model, plan, Batches(data), stats=stats, **options)
+    solved = fit_in_sequence(model, plan, Batches(data), stats=stats, **options).solutions
     return [tensor for solution, _ in solved.values() for tensor in solution.tensors().values()]
 
 

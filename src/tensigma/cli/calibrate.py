@@ -13,9 +13,20 @@ import typer
 import tensigma as ts
 from tensigma.cli.command import command
 from tensigma.cli.loading import Network, model_of, name_of, required_data, share_of_process
-from tensigma.cli.options import BatchSize, DataNames, Device, Force, MaxSamples, ModelName, Seed, Weights, Workers
+from tensigma.cli.options import (
+    BatchSize,
+    DataNames,
+    Device,
+    Force,
+    MaxSamples,
+    Memory,
+    ModelName,
+    Seed,
+    Weights,
+    Workers,
+)
 from tensigma.cli.outputs import CALIBRATION, check_folder
-from tensigma.cli.parsing import parse_memory, split_names
+from tensigma.cli.parsing import split_names
 from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
@@ -30,15 +41,6 @@ class Fisher(StrEnum):
 
 
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder for the statistics.")]
-Memory = Annotated[
-    Any,
-    typer.Option(
-        "--memory",
-        parser=parse_memory,
-        metavar="SIZE",
-        help="Use at most this much memory, such as 4GB; if need be, in several passes over the data.",
-    ),
-]
 CheckpointEvery = Annotated[
     int,
     typer.Option(

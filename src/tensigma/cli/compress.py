@@ -20,6 +20,7 @@ from tensigma.cli.options import (
     Holdout,
     Layers,
     MaxSamples,
+    Memory,
     MethodName,
     ModelName,
     NormName,
@@ -109,6 +110,7 @@ def compress(
     max_samples: MaxSamples = None,
     batch_size: BatchSize = 64,
     workers: Workers = 1,
+    memory: Memory = None,
     sequential: Sequential = None,
     refine: RefinePasses = None,
     reestimate_bn: ReestimateBN = False,
@@ -164,9 +166,9 @@ def compress(
     network = model_of(screen, model, weights, device, seed)
     images, held_out = data_of(data, batch_size, workers), data_of(holdout, batch_size, workers)
     judges = (data_of(eval_data, batch_size, workers) or images) if evaluate else None
-    fitting = Fitting(sequential, refine, reestimate_bn, cache, check=not force)
+    fitting = Fitting(sequential, refine, reestimate_bn, cache, memory, check=not force)
     fitting.check_images(images)
-    sources = Sources(stats, images, held_out, max_samples, seed, device, check=not force)
+    sources = Sources(stats, images, held_out, max_samples, seed, device, check=not force, memory=memory)
     with ts.running.process_group(device):
         if isinstance(plan_or_recipe, ts.Plan):
             planned = sources.load(screen, network, plan_or_recipe)
@@ -213,6 +215,7 @@ class Fitting:
     refine: int | None
     reestimate_bn: bool
     cache: Path | None
+    memory: int | None
     check: bool
 
     def check_images(self, images: Any) -> None:
@@ -246,6 +249,7 @@ class Fitting:
                 check=self.check,
                 progress=progress,
                 cache=self.cache,
+                memory=self.memory,
             )
 
 

@@ -11,7 +11,16 @@ from typing import Annotated, Any
 
 import typer
 
-from tensigma.cli.parsing import METHODS, NORMS, parse_budget, parse_device, parse_method, parse_norm, parse_ranks
+from tensigma.cli.parsing import (
+    METHODS,
+    NORMS,
+    parse_budget,
+    parse_device,
+    parse_memory,
+    parse_method,
+    parse_norm,
+    parse_ranks,
+)
 
 _MODEL, _DATA, _WHAT = "Model", "Data", "What to do"
 
@@ -70,6 +79,16 @@ Workers = Annotated[
 MaxSamples = Annotated[
     int | None,
     typer.Option("--max-samples", min=1, metavar="N", help="Use at most N images.", rich_help_panel=_DATA),
+]
+Memory = Annotated[
+    Any,
+    typer.Option(
+        "--memory",
+        parser=parse_memory,
+        metavar="SIZE",
+        help="Use at most this much memory, such as 4GB; if need be, in several passes over the data.",
+        rich_help_panel=_DATA,
+    ),
 ]
 Stats = Annotated[
     Path | None,

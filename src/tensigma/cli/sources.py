@@ -93,6 +93,8 @@ class Sources:
     device: Any
     #: Whether to refuse statistics and plans of other weights.
     check: bool
+    #: Bytes that calibration may take.
+    memory: int | None = None
 
     @cached_property
     def stats(self) -> ts.Calibration | None:
@@ -135,7 +137,7 @@ class Sources:
 
     def _gather(self, screen: Screen) -> Callable[..., ts.Calibration]:
         def gather(model: Network, batches: Any, *, fisher: Any, **_: Any) -> ts.Calibration:
-            return run_calibration(screen, model, batches, fisher=fisher, seed=self.seed)
+            return run_calibration(screen, model, batches, fisher=fisher, seed=self.seed, memory=self.memory)
 
         return gather
 

@@ -136,6 +136,7 @@ def compress(
     in_sequence = _in_sequence(plan, fit_data, sequential)
     solutions = plan.solutions if cache is None else plan.solutions.on_disk(cache)
     report = reporter(progress)
+    notes: dict[str, Any] = {"sequential": in_sequence}
     if in_sequence:
         inputs, fewer = (
             Batches(fit_data, input=input, max_samples=samples if sequential == "auto" else None, name="data")
@@ -144,15 +145,16 @@ def compress(
                 _auto_samples(plan, passes=len(plan.compressed)),
             )
         )
-        solved = fit_in_sequence(
+        fitted = fit_in_sequence(
             model, plan, inputs, fewer=fewer, stats=stats, solutions=solutions, memory=limit or MEMORY, report=report
         )
+        solved = dict(fitted.solutions)
+        notes["sequential_samples"] = fitted.samples
     else:
         jobs = jobs_for(model, plan.treatments, stats)
         solved = run_shared(jobs, solutions=solutions, keep=False, workers=workers, report=report)
     small = copy.deepcopy(model)
     replace_(small, {name: solution.modules for name, (solution, _) in solved.items()})
-    notes: dict[str, Any] = {"sequential": in_sequence}
     if "weighing" in plan.notes:
         notes["weighing"] = plan.notes["weighing"]
     if refine is not None:

@@ -59,6 +59,14 @@ MEMORY = 2 * 10**9
 _Activations = tuple[Sequence[Tensor], Sequence[Tensor], int]
 
 
+@dataclass(frozen=True)
+class FittedInSequence:
+    """Solutions, in the order of the plan, each with whether it was known already; and the samples fitted on."""
+
+    solutions: Mapping[str, tuple[Solution, bool]]
+    samples: int
+
+
 def fit_in_sequence(
     model: nn.Module,
     plan: Plan,
@@ -69,13 +77,13 @@ def fit_in_sequence(
     solutions: Solutions | None = None,
     memory: int = MEMORY,
     report: Listener = silent,
-) -> dict[str, tuple[Solution, bool]]:
+) -> FittedInSequence:
     """Solutions of all compressed layers of ``plan``, solved in the order in which ``model`` calls the layers.
 
     Both networks run over the data once, halting at every layer, with as many samples as keep the live activations of
     all halted passes within ``memory`` bytes. ``model`` stays as it is. Networks that do not allow this run over
-    ``fewer`` batches, if given, once per layer. Layers that some batches call more often than
-    others, or not at all, are fitted to ``stats`` alone, before all others.
+    ``fewer`` batches, if given, once per layer. Layers that some batches call more often than others, or not at all,
+    are fitted to ``stats`` alone, before all others.
     """
     batches.check_rereadable("sequential fitting (sequential=False avoids it)")
     with borrowed(model), torch.no_grad():
@@ -117,9 +125,9 @@ class _Sequence:
         layer_stats, cross, output = pair_moments(name, layer, activations)
         self._solve(name, target_layer(treatment, layer, layer_stats, cross, output), layer_stats)
 
-    def result(self) -> dict[str, tuple[Solution, bool]]:
-        """All solutions, in the order of the plan."""
-        return {name: self.solved[name] for name in self.plan.treatments}
+    def result(self, batches: Iterable[Batch]) -> FittedInSequence:
+        """All solutions, fitted on ``batches``."""
+        return FittedInSequence({name: self.solved[name] for name in self.plan.treatments}, sum(map(len, batches)))
 
     def _solve(self, name: str, target: nn.Module, layer_stats: LayerStats) -> None:
         job = Job(name, self.plan.treatments[name], target, layer_stats)
@@ -149,7 +157,7 @@ class _InOnePass(_Sequence):
 
     memory: int = MEMORY
 
-    def fit(self, batches: Batches) -> dict[str, tuple[Solution, bool]]:
+    def fit(self, batches: Batches) -> FittedInSequence:
         names = list(self.plan.treatments)
         first = next(iter(batches))
         calls = call_counts(self.model, names, [first])
@@ -168,7 +176,7 @@ class _InOnePass(_Sequence):
                 triples = zip(inputs, outputs, fit_batches, strict=True)
                 self.fit_to(name, (([x], [unbias(y)], len(batch)) for x, y, batch in triples))
                 small.substitute(name, self._substitute(name))
-        return self.result()
+        return self.result(fit_batches)
 
     def _fit_batches(self, batches: Batches, first: Batch, order: Sequence[str]) -> list[Batch]:
         """As many batches as memory allows, at least one."""
@@ -193,14 +201,14 @@ class _InOnePass(_Sequence):
 class _LayerByLayer(_Sequence):
     """Both networks run over the data once per layer, up to that layer."""
 
-    def fit(self, batches: Batches) -> dict[str, tuple[Solution, bool]]:
+    def fit(self, batches: Batches) -> FittedInSequence:
         names = list(self.plan.treatments)
         calls = call_counts(self.model, names, batches)
         self.fit_alone(name for name in names if name not in calls)
         for name, count in calls.items():
             self.fit_to(name, self._activations(name, count, batches))
             self._replace(name)
-        return self.result()
+        return self.result(batches)
 
     def _activations(self, name: str, calls: int, batches: Batches) -> Iterable[_Activations]:
         unbias = _unbias(self.model.get_submodule(name))

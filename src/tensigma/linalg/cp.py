@@ -43,8 +43,9 @@ _CURVE_RANKS = 48
 _CURVE = tuple((share, 30) for share in (0.05, 0.1, 0.2, 0.35, 0.55, 0.75, 1.0))
 _LARGE_CURVE = ((0.05, 20), (0.2, 15), (0.4, 10), (0.7, 6))
 _SMALL = 1024
-# Large layers are searched under S ≈ C ⊗ D, where a step costs a fifth; of as many sweeps, this share follows under S.
-_POLISH = 0.1
+# Large layers are searched under S ≈ C ⊗ D, where a sweep costs a fourth. Under S itself follow at most this share of
+# as many sweeps, and only while they gain this many times more than the tolerance.
+_POLISH, _POLISH_GAIN = 0.25, 10.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,12 +182,13 @@ class CP(Solver):
         if self.rank == largest:
             return Fit(_unchanged(problem, modes, self.joint), (0.0,), converged=True)
         elimination = Elimination(problem, modes, self.rank)
-        max_sweeps, start = self.max_sweeps, self._start
+        max_sweeps, tol, start = self.max_sweeps, self.tol, self._start
         if self.solver == "varpro" and problem.size > _SMALL and problem.gram is not None:
-            max_sweeps, start = math.ceil(_POLISH * self.max_sweeps), self._separable_start
+            max_sweeps, tol = math.ceil(_POLISH * self.max_sweeps), _POLISH_GAIN * self.tol
+            start = self._separable_start
         first = elimination.at(elimination.pack(start(problem, modes)))
         step = elimination.descent().step if self.solver == "varpro" else elimination.als_sweep
-        state, errors, converged = iterate(step, first, max_sweeps=max_sweeps, tol=self.tol)
+        state, errors, converged = iterate(step, first, max_sweeps=max_sweeps, tol=tol)
         ins, *spatial = elimination.unpack(state.position)
         factors = CPFactors(state.payload, ins, tuple(spatial), problem.taps, self.joint)
         return Fit(factors.balanced(), errors, converged)
