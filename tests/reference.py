@@ -258,3 +258,29 @@ def binomial_bound(samples: int, agreed: int, confidence: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if at_least(middle) < 1 - confidence else (low, middle)
     return low if agreed else 0.0
+
+
+def nearest_rounding(weight: Array, bits: int, *, symmetric: bool = True, group: int | None = None) -> Array:
+    """Every weight at the nearest point of the grid that covers its row, or its row and group of inputs."""
+    rows = weight.reshape(len(weight), -1)
+    rounded = np.empty_like(rows)
+    size = group or rows.shape[1]
+    for row in range(rows.shape[0]):
+        for start in range(0, rows.shape[1], size):
+            part = rows[row, start : start + size]
+            low, high = min(part.min(), 0.0), max(part.max(), 0.0)
+            least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if symmetric else (0, 2**bits - 1)
+            scale = max(low / least, high / most) if symmetric else (high - low) / most
+            zero = 0 if symmetric else round(-low / scale)
+            integers = np.clip(np.round(part / scale) + zero, least, most)
+            rounded[row, start : start + size] = scale * (integers - zero)
+    return rounded.reshape(weight.shape)
+
+
+def exhaustive_rounding(weight: Array, sigma: Array, scales: Array, levels: Sequence[int]) -> float:
+    """The lowest tr(E Σ Eᵀ) over all integers of ``levels``, with one scale per row."""
+    lost = 0.0
+    for row, scale in zip(weight, scales, strict=True):
+        errors = [row - scale * np.array(choice) for choice in itertools.product(levels, repeat=len(row))]
+        lost += min(float(error @ sigma @ error) for error in errors)
+    return lost

@@ -14,6 +14,7 @@ from tensigma.linalg.curves import power_law, rank_grid, share_lost
 from tensigma.linalg.deflation import Deflation
 from tensigma.linalg.factors import Factors, Fit
 from tensigma.linalg.metric import Metric
+from tensigma.linalg.rounding import RoundedKernel, Rounding
 from tensigma.linalg.solver import RankTuple, Solver, option_names, rank_names
 from tensigma.linalg.spatial_svd import SpatialSVD, SpatialSVDFactors, spatial_svd_errors
 from tensigma.linalg.spectra import Spectra, input_spectrum, output_spectrum
@@ -34,6 +35,8 @@ __all__ = [
     "Importance",
     "Metric",
     "RankTuple",
+    "RoundedKernel",
+    "Rounding",
     "SVDFactors",
     "Solver",
     "SpatialSVD",

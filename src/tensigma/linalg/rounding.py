@@ -1,0 +1,247 @@
+"""Weights on a grid of few integers, chosen under a metric. Notation: M (t, d) kernel, S (d, d) damped gram, Z (t, d)
+integers, s scales and z zero points, M̂ = s (Z − z) the rounded kernel, E = M − M̂ its error.
+
+Rounding each weight to the nearest integer ignores that errors of correlated inputs add up or cancel. Here columns are
+rounded one after the other, and the error of each is passed on to those not yet rounded through the Cholesky factor of
+S⁻¹, as OBQ and GPTQ do. Integers are then changed one at a time while that lowers tr(E S Eᵀ), and scales are fitted to
+the integers. The loss is a sum over rows, so each row keeps the best of what was tried, nearest rounding included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tensigma.errors import InputError
+from tensigma.linalg.factors import Fit
+from tensigma.linalg.metric import Metric
+from tensigma.linalg.problem import check_kernel, psd_cholesky
+
+#: Bits that a weight may take.
+BITS = (2, 3, 4, 5, 6, 7, 8)
+# Scales are tried at these shares of what covers every weight: clipping a few large ones makes the grid finer.
+_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5, 0.45, 0.4)
+# Rounds of single changes and new scales after error feedback; later ones gain next to nothing.
+_ROUNDS = 3
+# Added to S for its inverse, relative to the mean of the diagonal. Error feedback into inputs that hardly vary would be
+# large and, by the clipping of the grid, in vain.
+_RIDGE = 0.01
+# Columns whose feedback is applied at once, by a matrix product.
+_BLOCK = 128
+
+
+@dataclass(frozen=True, eq=False)
+class RoundedKernel:
+    """``kernel = scales · (integers − zeros)``, with one scale and zero point per output and group of inputs.
+
+    >>> kernel = RoundedKernel(torch.tensor([[1, -2]]), torch.tensor([[0.5]]), torch.tensor([[0]]), 4, (1, 2))
+    >>> kernel.to_dense().tolist(), kernel.n_bits
+    ([[0.5, -1.0]], 40)
+    """
+
+    integers: Tensor  # (t, d), int8 or int16
+    scales: Tensor  # (t, groups)
+    zeros: Tensor  # (t, groups), whole numbers; all 0 on a symmetric grid
+    bits: int
+    shape: tuple[int, ...]
+
+    @property
+    def n_params(self) -> int:
+        return self.integers.numel() + self.scales.numel()
+
+    @property
+    def n_bits(self) -> int:
+        """What the integers and scales take; zero points, where there are any, as many bits as a weight."""
+        zeros = self.zeros.numel() * self.bits if bool(self.zeros.any()) else 0
+        return self.integers.numel() * self.bits + self.scales.numel() * 32 + zeros
+
+    def to_dense(self) -> Tensor:
+        size = self.integers.shape[1] // self.scales.shape[1]
+        by_group = self.integers.unflatten(1, (-1, size)).to(self.scales.dtype)
+        return ((by_group - self.zeros[..., None].to(by_group)) * self.scales[..., None]).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """A kernel rounded to ``bits`` bits, close to what it was under a metric.
+
+    ``symmetric`` grids have the zero point 0. Scales are one for each output, or one for each output and ``group``
+    consecutive inputs (in the order of the flattened kernel), which must divide the number of inputs.
+
+    >>> weight = torch.randn(8, 6, 3, 3, generator=torch.Generator().manual_seed(0))
+    >>> fit = Rounding(4).fit(weight, Metric.identity(54))
+    >>> fit.factors.to_dense().shape, fit.factors.integers.unique().numel() <= 16, fit.error < 0.12
+    (torch.Size([8, 6, 3, 3]), True, True)
+    """
+
+    bits: int
+    _: KW_ONLY
+    symmetric: bool = True
+    group: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bits, bool) or self.bits not in BITS:
+            raise InputError(f"bits is one of {', '.join(map(str, BITS))}, got {self.bits!r}")
+        if self.group is not None and (isinstance(self.group, bool) or self.group < 1):
+            raise InputError(f"group is a number of inputs, at least 1, got {self.group!r}")
+
+    def fit(self, weight: Tensor, metric: Metric) -> Fit[RoundedKernel]:
+        """``weight`` on the grid; the error is relative, under ``metric``."""
+        kernel = check_kernel(weight, metric)
+        matrix = kernel.flatten(1)
+        if self.group is not None and matrix.shape[1] % self.group:
+            raise InputError(f"group={self.group} does not divide the {matrix.shape[1]} inputs of the kernel")
+        problem = _Problem(matrix, metric.to(kernel))
+        widest = self._grid(matrix, [1.0])
+        tight = self._grid(matrix, _SHARES, problem)
+        tried = [widest.nearest(matrix), tight.nearest(matrix)]
+        tried += [problem.polished(problem.fed_back(grid)) for grid in (tight, widest)]
+        best = problem.best_rows(tried)
+        integers = best.integers.to(torch.int16 if self.bits == 8 and not self.symmetric else torch.int8)
+        factors = RoundedKernel(integers, best.scales, best.zeros, self.bits, tuple(kernel.shape))
+        return Fit(factors, (metric.to(kernel).relative_error(kernel, factors.to_dense()),), converged=True)
+
+    def _grid(self, matrix: Tensor, shares: Sequence[float], problem: _Problem | None = None) -> _Rounded:
+        """The grid of each row and group that loses least by nearest rounding, inputs weighed by their energy."""
+        size = self.group or matrix.shape[1]
+        grouped = matrix.unflatten(1, (-1, size))
+        low, high = grouped.amin(2).clamp_max(0), grouped.amax(2).clamp_min(0)
+        energies = torch.ones_like(matrix[0]) if problem is None else problem.gram.diagonal()
+        best: _Rounded | None = None
+        lowest = torch.full_like(low, torch.inf)
+        for share in shares:
+            grid = self._covering(share * low, share * high, size)
+            lost = ((matrix - grid.nearest(matrix).dense()).square() * energies).unflatten(1, (-1, size)).sum(2)
+            if best is None:
+                best, lowest = grid, lost
+                continue
+            better = lost < lowest
+            best = replace(
+                best,
+                scales=torch.where(better, grid.scales, best.scales),
+                zeros=torch.where(better, grid.zeros, best.zeros),
+            )
+            lowest = torch.minimum(lost, lowest)
+        assert best is not None
+        return best
+
+    def _covering(self, low: Tensor, high: Tensor, size: int) -> _Rounded:
+        """The grid from ``low`` to ``high``."""
+        n_levels = 2**self.bits
+        tiny = torch.finfo(low.dtype).tiny
+        if self.symmetric:
+            least, most = -(n_levels // 2), n_levels // 2 - 1
+            scales = torch.maximum(low / least, high / most).clamp_min(tiny)
+            zeros = torch.zeros_like(scales)
+        else:
+            least, most = 0, n_levels - 1
+            scales = ((high - low) / most).clamp_min(tiny)
+            zeros = (-low / scales).round().clamp(least, most)
+        return _Rounded(torch.zeros(len(low), low.shape[1] * size).to(low), scales, zeros, least, most)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rounded:
+    """Integers, held as floating-point numbers, and their grid."""
+
+    integers: Tensor  # (t, d)
+    scales: Tensor  # (t, groups)
+    zeros: Tensor  # (t, groups)
+    least: int
+    most: int
+
+    def spread(self, by_group: Tensor) -> Tensor:
+        """(t, groups) → (t, d)."""
+        return by_group.repeat_interleave(self.integers.shape[1] // by_group.shape[1], 1)
+
+    def nearest(self, matrix: Tensor) -> _Rounded:
+        """The nearest integers to ``matrix``."""
+        integers = (matrix / self.spread(self.scales)).round() + self.spread(self.zeros)
+        return replace(self, integers=integers.clamp(self.least, self.most))
+
+    def dense(self) -> Tensor:
+        return self.spread(self.scales) * (self.integers - self.spread(self.zeros))
+
+
+class _Problem:
+    """M and S, and ways to lower tr(E S Eᵀ)."""
+
+    def __init__(self, matrix: Tensor, metric: Metric) -> None:
+        self.matrix = matrix
+        gram = metric.dense().to(matrix)
+        self.gram = gram + metric.epsilon * torch.eye(len(gram)).to(gram)
+        # Heavy inputs first: what their errors leave behind, light ones can take up.
+        self.order = self.gram.diagonal().argsort(descending=True)
+
+    def row_losses(self, rounded: _Rounded) -> Tensor:
+        """tr(E S Eᵀ) of each row, in float64."""
+        error = self.matrix - rounded.dense()
+        return ((error @ self.gram).double() * error.double()).sum(1)
+
+    def best_rows(self, tried: Sequence[_Rounded]) -> _Rounded:
+        """Each row from the attempt in which it loses least."""
+        choice = torch.stack([self.row_losses(rounded) for rounded in tried]).argmin(0)
+        rows = torch.arange(len(choice), device=choice.device)
+
+        def pick(name: str) -> Tensor:
+            return torch.stack([getattr(rounded, name) for rounded in tried])[choice, rows]
+
+        return replace(tried[0], integers=pick("integers"), scales=pick("scales"), zeros=pick("zeros"))
+
+    def fed_back(self, grid: _Rounded) -> _Rounded:
+        """Columns rounded one after the other, the error of each passed on to the rest."""
+        order = self.order
+        damped = self.gram[order][:, order].double()
+        damped.diagonal().add_(_RIDGE * damped.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny))
+        upper = psd_cholesky(torch.cholesky_inverse(psd_cholesky(damped))).T.to(self.matrix)  # of S⁻¹ = UᵀU
+        scales, zeros = grid.spread(grid.scales)[:, order], grid.spread(grid.zeros)[:, order]
+        left = self.matrix[:, order].clone()  # what the columns still have to represent
+        integers = torch.empty_like(left)
+        for start in range(0, left.shape[1], _BLOCK):
+            stop = min(start + _BLOCK, left.shape[1])
+            errors = torch.empty_like(left[:, start:stop])
+            for column in range(start, stop):
+                wanted = left[:, column] / scales[:, column]
+                chosen = (wanted.round() + zeros[:, column]).clamp(grid.least, grid.most)
+                rounded = (chosen - zeros[:, column]) * scales[:, column]
+                error = (left[:, column] - rounded) / upper[column, column]
+                left[:, column + 1 : stop] -= error[:, None] * upper[column, column + 1 : stop]
+                integers[:, column] = chosen
+                errors[:, column - start] = error
+            left[:, stop:] -= errors @ upper[start:stop, stop:]
+        return replace(grid, integers=integers[:, order.argsort()])
+
+    def polished(self, rounded: _Rounded) -> _Rounded:
+        """Single integers changed while that lowers the loss, and scales fitted to the integers, in turn."""
+        for _ in range(_ROUNDS):
+            rounded = self._changed(self._rescaled(rounded))
+        return rounded
+
+    def _changed(self, rounded: _Rounded) -> _Rounded:
+        """One pass of coordinate descent: every integer takes its best value, the others being fixed."""
+        scales, integers = rounded.spread(rounded.scales), rounded.integers.clone()
+        pull = (self.matrix - rounded.dense()) @ self.gram  # E S, (t, d)
+        diagonal = self.gram.diagonal()
+        for block in self.order[diagonal[self.order] > 0].split(_BLOCK):
+            gram, local = self.gram[block], pull[:, block]
+            moves = torch.empty_like(local)
+            for i, column in enumerate(block.tolist()):
+                step = (local[:, i] / (diagonal[column] * scales[:, column])).round()
+                chosen = (integers[:, column] + step).clamp(rounded.least, rounded.most)
+                moves[:, i] = (chosen - integers[:, column]) * scales[:, column]
+                local -= moves[:, i, None] * gram[i, block]
+                integers[:, column] = chosen
+            pull -= moves @ gram
+        return replace(rounded, integers=integers)
+
+    def _rescaled(self, rounded: _Rounded) -> _Rounded:
+        """For each row one factor for its scales, the best for its integers."""
+        dense = rounded.dense()
+        image = (dense @ self.gram).double()
+        energy = (image * dense.double()).sum(1)
+        factor = (image * self.matrix.double()).sum(1) / energy.clamp_min(torch.finfo(torch.float64).tiny)
+        factor = torch.where((energy > 0) & (factor > 0), factor, torch.ones_like(factor))
+        return replace(rounded, scales=rounded.scales * factor[:, None].to(rounded.scales))
