@@ -10,9 +10,10 @@ import torch
 
 from tensigma.errors import InputError
 from tensigma.experiments import Config, load_config, markdown, reproduce, section_of
-from tensigma.experiments.beyond import Beyond, Variant, _Moved
+from tensigma.experiments.beyond import Beyond, _Moved
 from tensigma.experiments.reproduction import kind_of
 from tensigma.experiments.settings import parse_config
+from tensigma.experiments.variants import Variant
 
 RULE = {"ranks": "vbmf", "method": "tucker2", "norm": "sigma", "layers": "spatial"}
 BUDGET = {"ranks": "budget", "method": "auto", "norm": "centred", "layers": "all"}
@@ -80,13 +81,13 @@ def test_the_own_config_is_sound() -> None:
     config = load_config("beyond")
     cells = kind_of(config).cells(config, 0)
     assert len({cell.key for cell in cells}) == len(cells)
-    assert {config.study[cell.study].model for cell in cells} == {"resnet20", "resnet56", "squeezenet"}
+    assert {config.study[cell.study].model for cell in cells} == {"resnet20", "resnet56", "squeezenet", "resnet50"}
 
 
 @pytest.mark.parametrize(
     ("variant", "message"),
     [
-        ({**RULE, "ranks": "guess"}, "there are vbmf, sigma-vbmf and budget"),
+        ({**RULE, "ranks": "guess"}, "there are vbmf, sigma-vbmf, balf and budget"),
         ({**RULE, "speed": 3}, "a variant has 'speed'"),
         ({"ranks": "vbmf"}, "incomplete"),
     ],

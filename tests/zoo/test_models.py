@@ -18,16 +18,31 @@ from tensigma.zoo import load_model, load_weights_, read_weights, spec
         ("zoo:resnet56-cifar", (2, 3, 32, 32), 853_018),
         ("zoo:resnet18w32-cifar", (2, 3, 32, 32), 2_797_610),
         ("zoo:squeezenet1_1", (1, 3, 64, 64), 1_235_496),
+        pytest.param("zoo:resnet50-v1", (1, 3, 64, 64), 25_557_032, marks=pytest.mark.slow),
         ("zoo:digits-cnn", (2, 1, 8, 8), 241_898),
     ],
 )
 def test_own_networks(name: str, shape: tuple[int, ...], n_params: int) -> None:
     model = load_model(name)
     assert sum(parameter.numel() for parameter in model.parameters()) == n_params
-    n_classes = 1000 if "squeezenet" in name else 10
+    n_classes = 10 if "cifar" in name or "digits" in name else 1000
     assert model(torch.zeros(shape)).shape == (shape[0], n_classes)
     assert not model.training
     assert load_model(name, num_classes=3)(torch.zeros(shape)).shape == (shape[0], 3)
+
+
+def test_the_first_resnet50_strides_in_the_first_convolution_of_a_stage() -> None:
+    model = load_model("zoo:resnet50-v1?width=4", num_classes=3)
+    state = model.state_dict()
+    assert len(state) == 320
+    for key in ("conv1.weight", "bn1.running_var", "layer1.0.downsample.0.weight", "layer4.2.bn3.bias", "fc.bias"):
+        assert key in state
+    assert model.get_parameter("layer3.0.conv1.weight").shape == (16, 32, 1, 1)
+    assert model.get_parameter("layer3.5.conv2.weight").shape == (16, 16, 3, 3)
+    for stage in (2, 3, 4):
+        strides = [model.get_submodule(f"layer{stage}.0.{name}").stride for name in ("conv1", "conv2", "downsample.0")]
+        assert strides == [(2, 2), (1, 1), (2, 2)]
+    assert model(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
 
 
 def test_options_reach_the_constructor() -> None:

@@ -46,3 +46,25 @@ def test_imagenet_accuracy(root: Path) -> None:
     assert (data.n_samples, data.n_classes) == (1000, 1000)
     # 55.0 % on all of them; two standard errors of 300 are 5.7 points.
     assert accuracy(model, data.take(300)) == pytest.approx(55.0, abs=5.7)
+
+
+def test_the_real_resnet50(root: Path) -> None:
+    file = root / "imagenet" / "resnet50.safetensors"
+    if not file.is_file():
+        pytest.skip(f"{file} is not there")
+    model = load_model("zoo:resnet50-v1", file)
+    data = load_data(f"imagefolder:{root / 'imagenet' / 'val'}?shuffle=false", batch_size=20)
+    assert isinstance(data, Data)
+    # 18 of the first 20, no answer within 0.2 of the next; 16 if the 3×3 convolutions had the stride.
+    assert accuracy(model, data.take(20)) == 90.0
+
+
+def test_cifar100_accuracy(root: Path) -> None:
+    file = root / "cifar100" / "resnet20.safetensors"
+    if not file.is_file():
+        pytest.skip(f"{file} is not there")
+    model = load_model("zoo:resnet20-cifar?num_classes=100", file)
+    data = load_data(f"cifar100:{root / 'cifar100'}?split=test", samples=1000)
+    assert isinstance(data, Data)
+    # 63.0 % on all 5,000; two standard errors of 1,000 are 3.1 points.
+    assert accuracy(model, data) == pytest.approx(63.0, abs=3.1)

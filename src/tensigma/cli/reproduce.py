@@ -66,6 +66,12 @@ Cache = Annotated[
         "--cache", metavar="DIR", help="Folder of statistics and solutions that runs share.", rich_help_panel=_DATA
     ),
 ]
+Only = Annotated[
+    str,
+    typer.Option(
+        "--only", metavar="PATTERN", help="Compute only cells whose names match, such as '*CP*'.", rich_help_panel=_MODE
+    ),
+]
 Quick = Annotated[
     bool, typer.Option("--quick", help="Run a tiny version, to see that it works.", rich_help_panel=_MODE)
 ]
@@ -98,6 +104,7 @@ def reproduce(
     source: ImageSources = None,
     out: Out = _OUT,
     cache: Cache = Path(".cache/reproduce"),
+    only: Only = "*",
     quick: Quick = False,
     list_: List = False,
     table: Table = False,
@@ -113,13 +120,14 @@ def reproduce(
     elsewhere with --weights and --source. Patterns such as '*' match any name.
 
     Every result is written as soon as it is computed, so that the same command
-    continues an interrupted run.
+    continues an interrupted run, and --only computes some of them.
 
     [bold]Examples[/bold]
 
       tensigma reproduce --list
       tensigma reproduce fisher Activation --data DIR
       tensigma reproduce all --data DIR --quick --out quick/
+      tensigma reproduce beyond --data DIR --only 'ResNet-50* | BALF*'
       tensigma reproduce --table fisher
       tensigma reproduce --table all --to docs/paper.md
       tensigma reproduce alexnet --config paper --data DIR \\
@@ -147,6 +155,7 @@ def reproduce(
             out=out,
             cache=cache,
             overrides=overrides,
+            only=only,
             seed=seed,
             device=device,
             progress=display.cell,

@@ -2,17 +2,23 @@
 
 Options of the config::
 
-    [options.rates]                        # by model
+    [options.rates]                        # in parameters, by model
     resnet20 = [2.05, 3.5, 7.15]
+
+    [options.macs]                         # in multiply-adds, by model
+    resnet50 = [1.5, 2.0]
+
+    [options.runtime]                      # by model: what runs the evaluation, where not PyTorch. It also gives the
+    resnet50 = "onnxruntime"               # agreement on the same images, and the time of one image
 
     [[options.variants]]
     name = "Σ + VBMF (the paper)"
-    ranks = "vbmf"                         # or "sigma-vbmf", or "budget"
+    ranks = "vbmf"                         # or "sigma-vbmf", "balf" or "budget"
     method = "tucker2"
     norm = "sigma"
     layers = "spatial"
     models = ["resnet20"]                  # where not all
-    rates = { resnet20 = [3.5] }           # where not all, by model
+    rates = { resnet20 = [3.5] }           # where not all, by model; likewise macs
     sequential = false
     reestimate_bn = false
     weigh = "effects"                      # weights="auto" of tensigma.plan; a number is a power of the weights that
@@ -28,7 +34,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -37,68 +42,34 @@ from torch import Tensor, nn
 from tensigma.calibration import Calibration
 from tensigma.compression import Refine, Report, blocks_around, compress, reestimate_bn_, refine_
 from tensigma.errors import InputError
+from tensigma.experiments.beyond_tables import table_by_rate, tables_by_measure
+from tensigma.experiments.deployed import RUNTIME, Bench
 from tensigma.experiments.hits import unpack_hits
 from tensigma.experiments.kinds import Cell, Cells, facts_of
+from tensigma.experiments.rates import Planner
 from tensigma.experiments.settings import Config, Study
+from tensigma.experiments.variants import Target, Variant
 from tensigma.experiments.workshop import Workshop
-from tensigma.planning import VBMF, Params, Plan, SigmaVBMF, plan, sensitivities
 from tensigma.report import Panel, Table
 from tensigma.running import alike
 
-_RULES = {"vbmf": VBMF, "sigma-vbmf": SigmaVBMF}
-_STEPS = 13
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """One way of compressing."""
-
-    name: str
-    ranks: str
-    method: str
-    norm: str
-    layers: str
-    models: list[str] | None = None
-    rates: Mapping[str, list[float]] = field(default_factory=dict)
-    sequential: bool = False
-    reestimate_bn: bool = False
-    weigh: float | str = 0.0
-    refine: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What a result depends on: all but what it is called and where it is wanted."""
-        return {key: value for key, value in vars(self).items() if key not in ("name", "models", "rates", "refine")}
-
-    @classmethod
-    def of(cls, table: Mapping[str, Any], where: str) -> Variant:
-        known = {each.name for each in fields(cls)}
-        unknown = [key for key in table if key not in known]
-        if unknown:
-            raise InputError(f"{where}: a variant has {unknown[0]!r}; it takes {', '.join(sorted(known))}")
-        try:
-            made = cls(**table)
-        except TypeError as error:
-            raise InputError(f"{where}: a variant is incomplete: {error}") from None
-        if isinstance(made.weigh, str) and made.weigh != "effects":
-            raise InputError(f"{where}: weigh is 'effects' or a power of gradients, got {made.weigh!r}")
-        if made.ranks not in (*_RULES, "budget"):
-            raise InputError(f"{where}: ranks {made.ranks!r} are unknown; there are {', '.join(_RULES)} and budget")
-        return made
-
 
 class Beyond:
-    """Rows are variants, columns are rates."""
+    """Rows are variants, columns are rates; with a runtime, columns are figures of one compressed model."""
 
     def __init__(self) -> None:
         self._last: tuple[Any, tuple[nn.Module, Report]] | None = None
+        self._planners: dict[str, Planner] = {}
+        self._bench: Bench | None = None
 
     def check(self, config: Config) -> None:
         where = f"{config.name} ({config.config})"
-        rates = config.options.get("rates", {})
         for study in config.study:
-            if not rates.get(study.model) or study.source is None or study.evaluation is None:
+            if not self._targets(config, study) or study.source is None or study.evaluation is None:
                 raise InputError(f"{where}: {study.model} needs options.rates, a source and an evaluation")
+        for runtime in config.options.get("runtime", {}).values():
+            if runtime != RUNTIME:
+                raise InputError(f"{where}: options.runtime is {RUNTIME!r} or left out, got {runtime!r}")
         self._variants(config)
 
     def cells(self, config: Config, seed: int) -> list[Cell]:
@@ -107,13 +78,17 @@ class Beyond:
         studies = config.study[:1] if config.quick else config.study
         for index, study in enumerate(studies):
             base = facts_of(config, study) | {"source": config.sources[study.source or ""], "seed": seed}
+            runtime = _runtime(config, study)
+            base |= {} if runtime is None else {"runtime": runtime}
             found.append(Cell(key=f"{config.title_of(study)} | original", study=index, settings=base))
-            for rate in self._rates(config, study):
+            for target in self._targets(config, study):
                 for variant in self._variants(config, study):
-                    if rate not in variant.rates.get(study.model, [rate]):
+                    if not variant.wants(study.model, target):
                         continue
-                    settings = base | {"rate": rate, **variant.settings, "passes": variant.refine.get(study.model)}
-                    key = f"{config.title_of(study)} | {variant.name} | {rate:g}"
+                    settings = base | {"rate": target.rate, **variant.settings}
+                    settings |= {"passes": variant.refine.get(study.model)}
+                    settings |= {} if target.measure == "params" else {"measure": target.measure}
+                    key = f"{config.title_of(study)} | {variant.name} | {target}"
                     found.append(Cell(key=key, study=index, settings=settings))
         return found
 
@@ -128,9 +103,9 @@ class Beyond:
         seed = cell.settings["seed"]
         stats = workshop.stats(study.model, about, config.sources, study.source, seed=seed, fisher=None)
         data = workshop.data(study.source, config.sources[study.source], seed=seed)
-        rate, passes = cell.settings["rate"], cell.settings["passes"]
-        small, report = self._closed_form(variant, model, stats, rate, data, workshop)
-        facts: dict[str, Any] = {}
+        target = Target(rate=cell.settings["rate"], measure=cell.settings.get("measure", "params"))
+        small, report = self._closed_form(variant, model, stats, target, data, workshop)
+        passes, facts = cell.settings["passes"], {}
         if passes is not None:
             passes = passes if workshop.limit is None else 2 * workshop.limit
             augment = _Moved(**config.options["augment"][study.model], seed=seed)
@@ -145,6 +120,8 @@ class Beyond:
         return {
             "rate": report.rate,
             "macs_rate": report.before.macs / report.after.macs,
+            "params": report.after.params,
+            "macs": report.after.macs,
             "formats": dict(Counter(layer.method for layer in report.compressed)),
             "sequential": report.notes["sequential"],
             "compression_seconds": round(report.seconds, 1),
@@ -154,12 +131,13 @@ class Beyond:
         }
 
     def _closed_form(
-        self, variant: Variant, model: nn.Module, stats: Calibration, rate: float, data: Any, workshop: Workshop
+        self, variant: Variant, model: nn.Module, stats: Calibration, target: Target, data: Any, workshop: Workshop
     ) -> tuple[nn.Module, Report]:
         """A copy of the model before anything is trained or re-estimated, which variants in a row may share."""
-        key = (id(model), rate, variant.settings | {"reestimate_bn": None})
+        settings = variant.settings | {"reestimate_bn": None}
+        key = (id(model), target, settings)
         if self._last is None or self._last[0] != key:
-            made = self._plan(variant, model, stats, rate, data, workshop)
+            made = self._planner(variant, model, stats, data, workshop).plan(target)
             sequential: Any = "auto" if variant.sequential else False
             cache, report = workshop.solutions, workshop.report
             done = compress(model, made, stats, data=data, sequential=sequential, cache=cache, progress=report)
@@ -167,30 +145,36 @@ class Beyond:
         small, found = self._last[1]
         return copy.deepcopy(small), found
 
+    def _planner(
+        self, variant: Variant, model: nn.Module, stats: Calibration, data: Any, workshop: Workshop
+    ) -> Planner:
+        """One for each way of planning, and only for the model that is being compressed."""
+        self._planners = {key: each for key, each in self._planners.items() if each.stats is stats}
+        key = repr([variant.settings[name] for name in ("ranks", "method", "norm", "layers", "weigh")])
+        if key not in self._planners:
+            layers = workshop.layers_of(model, variant.layers)
+            self._planners[key] = Planner(variant, model, stats, data, layers, quick=workshop.limit is not None)
+        return self._planners[key]
+
     def tables(self, config: Config, cells: Cells) -> list[Table]:
-        tables = []
+        tables: list[Table] = []
         for study in config.study:
-            title = config.title_of(study)
-            original = cells.get(f"{title} | original")
-            if original is None:
+            if f"{config.title_of(study)} | original" not in cells:
                 continue
-            rates = sorted(self._rates(config, study))
-            rows = []
-            for variant in self._variants(config, study):
-                found = [cells.get(f"{title} | {variant.name} | {rate:g}") for rate in rates]
-                if any(found):
-                    rows.append([variant.name, *(_shown(cell, rate) for cell, rate in zip(found, rates, strict=True))])
-            top1 = 100 * original["top1"]
-            head = ["", *(f"rate {rate:g}" for rate in rates)]
-            tables.append(Table(title=f"{title}: {top1:.1f} % before compression", columns=head, rows=rows))
+            variants, targets = self._variants(config, study), self._targets(config, study)
+            if _runtime(config, study) is None:
+                tables.append(table_by_rate(config.title_of(study), variants, targets, cells))
+            else:
+                tables += tables_by_measure(config.title_of(study), variants, targets, cells)
         return tables
 
     def panels(self, config: Config, cells: Cells) -> list[Panel]:
         return []
 
-    def _rates(self, config: Config, study: Study) -> list[float]:
-        rates = config.options["rates"][study.model]
-        return rates[:1] if config.quick else rates
+    def _targets(self, config: Config, study: Study) -> list[Target]:
+        targets = [Target(rate=rate) for rate in config.options.get("rates", {}).get(study.model, ())]
+        targets += [Target(rate=rate, measure="macs") for rate in config.options.get("macs", {}).get(study.model, ())]
+        return targets[:1] if config.quick else targets
 
     def _variants(self, config: Config, study: Study | None = None) -> list[Variant]:
         where = f"{config.name} ({config.config})"
@@ -199,55 +183,30 @@ class Beyond:
             raise InputError(f"{where}: options.variants is missing")
         return [each for each in found if study is None or each.models is None or study.model in each.models]
 
-    def _plan(
-        self, variant: Variant, model: nn.Module, stats: Calibration, rate: float, data: Any, workshop: Workshop
-    ) -> Plan:
-        common: dict[str, Any] = {
-            "method": variant.method,
-            "norm": variant.norm,
-            "layers": workshop.layers_of(model, variant.layers),
-        }
-        if variant.ranks == "budget":
-            if workshop.limit is not None:
-                rate = 1.02  # the few layers of the quick form have little to give
-            weights: Any = None
-            if isinstance(variant.weigh, str):
-                weights = "auto"
-            elif variant.weigh:
-                weights = sensitivities(model, data, power=variant.weigh)
-            return plan(model, stats, budget=Params(1 / rate), weights=weights, data=data, **common)
-        rule = _RULES[variant.ranks]
-
-        def attempt(alpha: float) -> Plan:
-            return plan(model, stats, ranks=rule(alpha), saving="none", **common)
-
-        # Beyond 1 the rule takes ranks below those of VBMF.
-        low, high = 0.0, 2.0
-        best = attempt(high)
-        if best.rate <= rate:
-            return best
-        best = None  # type: ignore[assignment]
-        for _ in range(_STEPS if workshop.limit is None else 2):
-            middle = (low + high) / 2
-            made = attempt(middle)
-            if made.rate <= rate:
-                low, best = middle, made
-            else:
-                high = middle
-        return best or attempt(high)
-
     def _judged(
         self, config: Config, study: Study, model: nn.Module, original: nn.Module, workshop: Workshop
     ) -> dict[str, Any]:
-        """Accuracy on the evaluation, and agreement on images that are held out from everything else."""
+        """Accuracy on the evaluation and agreement with the original.
+
+        Agreement is on images that are held out from everything else or, with a runtime, on those of the evaluation.
+        """
         assert study.evaluation is not None
-        hits = workshop.hits(model, study.evaluation, config.sources[study.evaluation])
+        spec = config.sources[study.evaluation]
+        if _runtime(config, study) is not None:
+            if self._bench is None or self._bench.original is not original:
+                self._bench = Bench(original, workshop, study.evaluation, spec)
+            return self._bench.figures(model)
+        hits = workshop.hits(model, study.evaluation, spec)
         right = unpack_hits(hits)
         found = {"top1": float(right.mean()), "images": len(right), "hits": hits}
         held = config.options.get("held_out", {}).get(study.model)
         if held is not None:
             found["agreement"] = _agreement(model, original, workshop.data(held, config.sources[held]))
         return found
+
+
+def _runtime(config: Config, study: Study) -> str | None:
+    return config.options.get("runtime", {}).get(study.model)
 
 
 @torch.inference_mode()
@@ -278,11 +237,3 @@ class _Moved:
 
 def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {key: round(value, 4) if isinstance(value, float) else value for key, value in facts.items()}
-
-
-def _shown(cell: Mapping[str, Any] | None, rate: float) -> str:
-    if cell is None:
-        return "–"
-    own = "" if abs(cell["rate"] / rate - 1) < 0.01 else f" at {cell['rate']:.2f}"
-    agreement = f" ({100 * cell['agreement']:.1f})" if "agreement" in cell else ""
-    return f"{100 * cell['top1']:.1f}{agreement}{own}"

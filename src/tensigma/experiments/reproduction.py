@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -126,6 +127,7 @@ def reproduce(
     out: Path,
     cache: Path,
     overrides: Overrides | None = None,
+    only: str = "*",
     seed: int = 0,
     device: torch.device | None = None,
     progress: Callable[[ReproductionProgress], None] = lambda state: None,
@@ -137,13 +139,21 @@ def reproduce(
         data: The folder that ``{data}`` stands for in the configs.
         out: Where results are written, one JSON file for each experiment.
         cache: Where statistics, solutions and accuracies are kept for other experiments and later runs.
+        only: A pattern of the names of cells; others are left for another run.
         progress: Called before and after each cell; ``detail`` with what the library reports in between.
     """
     results = [Results.open(out, config, seed) for config in configs]
     todo: list[list[Cell]] = []
+    total = 0
     for config, found in zip(configs, results, strict=True):
-        todo.append([cell for cell in kind_of(config).cells(config, seed) if not found.has(cell)])
-    total = sum(len(kind_of(config).cells(config, seed)) for config in configs)
+        wanted = [cell for cell in kind_of(config).cells(config, seed) if fnmatchcase(cell.key, only)]
+        todo.append([cell for cell in wanted if not found.has(cell)])
+        total += len(wanted)
+    if configs and not total:
+        example = kind_of(configs[0]).cells(configs[0], seed)[-1].key
+        raise InputError(
+            f"{{only}} matches no cell; they have names such as {example!r}", parameters=(f"only={only!r}",)
+        )
     done, computed, start = total - sum(map(len, todo)), 0, time.perf_counter()
 
     def tell(experiment: str, cell: str) -> None:

@@ -26,7 +26,7 @@ from tensigma.experiments.settings import ModelSettings
 from tensigma.experiments.training import train
 from tensigma.files import whole_file
 from tensigma.layers import find_layers
-from tensigma.running import Digest, right, weights_digest
+from tensigma.running import Digest, answered, right, weights_digest
 from tensigma.zoo import Data, load_data, load_model
 
 BATCH = 50
@@ -137,9 +137,13 @@ class Workshop:
 
     def hits(self, model: nn.Module, source: str, spec: str) -> str:
         """Which images of a source the model gets right, packed."""
-        facts = {"data": _placeless(self.spec_of(source, spec, 0), self.folder), "limit": self.limit}
+        facts = self.facts_of(source, spec)
         made = self.kept("hits", [facts, state_hash(model)], lambda: {"hits": self.count_hits(model, source, spec)})
         return made["hits"]
+
+    def facts_of(self, source: str, spec: str) -> dict[str, Any]:
+        """The images of an evaluation, as what a result depends on."""
+        return {"data": _placeless(self.spec_of(source, spec, 0), self.folder), "limit": self.limit}
 
     def kept(self, kind: str, facts: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """A small result under the hash of what it was made from."""
@@ -187,22 +191,28 @@ class Workshop:
         wanted = [name for name, geometry in rest if layers == "all" or not geometry.is_pointwise]
         return wanted[:1] + wanted[-2:] if layers == "all" else wanted[:_QUICK_LAYERS]
 
-    @torch.inference_mode()
     def count_hits(self, model: nn.Module, source: str, spec: str) -> str:
-        """The same, counted now."""
+        """Which images the model gets right, counted now."""
+        return self.answers(model, source, spec)[0]
+
+    @torch.inference_mode()
+    def answers(self, model: nn.Module, source: str, spec: str) -> tuple[str, list[int]]:
+        """Which images the model gets right, packed, and the class that it gives to each; −1 where it gives none."""
         # Thin layers run about twice as fast with channels last. A model that another runtime runs has none.
         network = model
         if next(model.parameters(), None) is not None:
             network = copy.deepcopy(model).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
         hits: list[bool] = []
+        answers: list[int] = []
         for images, labels in self.batches(source, spec):
             if labels is None:
                 raise InputError(f"{source}: accuracy needs labels, which {spec} does not have")
             scores = network(images.to(self.device or images.device, memory_format=torch.channels_last))
             hits += right(scores, labels).tolist()
+            answers += torch.where(answered(scores), scores.argmax(1), -1).tolist()
             if self.limit is not None and len(hits) >= self.limit:
                 break
-        return pack_hits(hits)
+        return pack_hits(hits), answers
 
     def _trained(self, spec: str, settings: ModelSettings, sources: Mapping[str, str]) -> str:
         training = settings.train

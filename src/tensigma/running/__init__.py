@@ -23,7 +23,7 @@ from tensigma.running.progress import Listener, Progress, Wanted, WeightedProgre
 from tensigma.running.tallies import Tally, alike, answered, right
 from tensigma.running.thread_count import threads
 from tensigma.running.timetable import TimeTable
-from tensigma.running.timing import RUNTIMES, Chain, runtime_facts, runtime_of
+from tensigma.running.timing import RUNTIMES, Chain, processor_clock, runtime_facts, runtime_of
 
 __all__ = [
     "RUNTIMES",
@@ -66,6 +66,7 @@ __all__ = [
     "live_bytes",
     "mixed",
     "process_group",
+    "processor_clock",
     "rank_and_size",
     "reporter",
     "right",

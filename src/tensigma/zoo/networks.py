@@ -1,4 +1,4 @@
-"""Small networks of our own, in plain layers, for examples, experiments and tests.
+"""Networks of our own, in plain layers, for examples, experiments and tests.
 
 Parameter names follow the published checkpoints of each architecture, so that those load without renaming.
 """
@@ -78,6 +78,59 @@ class CifarResNet(nn.Module):
         for stage in range(1, self.n_stages + 1):
             x = self.get_submodule(f"layer{stage}")(x)
         return self.get_submodule(self.head)(x.mean((2, 3)))
+
+
+class Bottleneck(nn.Module):
+    """A 1×1, a 3×3 and a 1×1 convolution beside a shortcut; the first has the stride, as in the first ResNets."""
+
+    expansion = 4
+
+    def __init__(self, n_in: int, width: int, stride: int, *, projection: bool) -> None:
+        super().__init__()
+        n_out = self.expansion * width
+        self.conv1 = nn.Conv2d(n_in, width, 1, stride=stride, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = _conv3x3(width, width)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, n_out, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(n_out)
+        self.downsample: nn.Module | None = None
+        if projection:
+            self.downsample = nn.Sequential(nn.Conv2d(n_in, n_out, 1, stride=stride, bias=False), nn.BatchNorm2d(n_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        return F.relu(self.bn3(self.conv3(y)) + shortcut)
+
+
+class BottleneckResNet(nn.Module):
+    """A ResNet of bottlenecks for large images: a 7×7 stem and max-pooling, four stages, global pooling, one linear
+    layer."""
+
+    def __init__(self, n_blocks: tuple[int, ...], *, width: int, in_chans: int, num_classes: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_chans, width, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.n_stages = len(n_blocks)
+        n_in = width
+        for stage, count in enumerate(n_blocks, start=1):
+            stage_width = width * 2 ** (stage - 1)
+            blocks = []
+            for index in range(count):
+                stride = 2 if stage > 1 and index == 0 else 1
+                blocks.append(Bottleneck(n_in, stage_width, stride, projection=index == 0))
+                n_in = Bottleneck.expansion * stage_width
+            self.add_module(f"layer{stage}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(n_in, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        for stage in range(1, self.n_stages + 1):
+            x = self.get_submodule(f"layer{stage}")(x)
+        return self.fc(x.mean((2, 3)))
 
 
 class Fire(nn.Module):
@@ -186,6 +239,10 @@ def _resnet18w32(*, in_chans: int = 3, num_classes: int = 10, width: int = 32) -
     return CifarResNet(widths, 2, projection=True, head="fc", in_chans=in_chans, num_classes=num_classes)
 
 
+def _resnet50_v1(*, in_chans: int = 3, num_classes: int = 1000, width: int = 64) -> nn.Module:
+    return BottleneckResNet((3, 4, 6, 3), width=width, in_chans=in_chans, num_classes=num_classes)
+
+
 def _squeezenet(*, in_chans: int = 3, num_classes: int = 1000) -> nn.Module:
     return SqueezeNet(in_chans=in_chans, num_classes=num_classes)
 
@@ -195,6 +252,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "resnet20-cifar": _resnet_a(3),
     "resnet56-cifar": _resnet_a(9),
     "resnet18w32-cifar": _resnet18w32,
+    "resnet50-v1": _resnet50_v1,
     "squeezenet1_1": _squeezenet,
     "digits-cnn": digits_cnn,
     "vgg-cifar": vgg_cifar,

@@ -77,7 +77,9 @@ def literal(text: str) -> Any:
 def unknown(what: str, name: str, accepted: Iterable[str]) -> InputError:
     """The error for an unknown name, with the names closest to it, or all if there are few."""
     names = sorted(accepted)
-    close = difflib.get_close_matches(name, names, n=4, cutoff=0.5)
+    similar = difflib.get_close_matches(name, names, n=4, cutoff=0.5)
+    # A name that goes on where the given one stops is nearer than one that differs within it.
+    close = sorted(similar, key=lambda each: not each.startswith(name))
     if len(names) > 12 and not close:
         return InputError(f"{what} {name!r} is not known, and none of the {len(names)} known names is close to it")
     listed = ", ".join(close if len(names) > 12 else names)
