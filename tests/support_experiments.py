@@ -6,10 +6,8 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from safetensors.torch import save_file
 
 from tensigma.experiments import Overrides
-from tensigma.zoo import load_model
 
 N_CLASSES = 10
 _FACTORY = """
@@ -47,15 +45,3 @@ def pictures(folder: Path, *, size: int) -> None:
         file = folder / f"class{index % 2}" / f"{index}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(generator.integers(0, 255, (size, size, 3), dtype=np.uint8)).save(file)
-
-
-def with_cifar100(real: Path, folder: Path) -> Path:
-    """The real data, with random images and weights where CIFAR-100 would be."""
-    for each in real.iterdir():
-        (folder / each.name).symlink_to(each)
-    place = folder / "cifar100"
-    write_npz(place / "train.npz", 5200, size=32, classes=100)
-    write_npz(place / "test.npz", 40, size=32, classes=100)
-    model = load_model("zoo:resnet20-cifar?num_classes=100")
-    save_file(model.state_dict(), place / "resnet20.safetensors")
-    return folder

@@ -113,6 +113,19 @@ def test_a_run_that_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
+def test_some_cells_may_be_computed_before_others(tmp_path: Path):
+    config = digits()
+    some = go(config, tmp_path, only="*α=1.1 | classical*")
+    assert list(some.cells) == ["a net | α=1.1 | classical | seed 0"]
+    assert state_of(config, tmp_path / "out").text == "1 of 7 cells"
+    with pytest.raises(InputError, match=r"only='nothing' matches no cell; they have names such as 'a net"):
+        go(config, tmp_path, only="nothing")
+    whole = go(config, tmp_path)
+    assert len(whole.cells) == 7
+    assert whole.cells.items() >= some.cells.items()
+
+
+@pytest.mark.slow
 def test_only_what_a_change_concerns_is_computed_again(tmp_path: Path):
     first = go(digits(), tmp_path).cells
     series = [DIGITS["series"][0], {**DIGITS["series"][1], "norm": "centred"}]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from support_experiments import with_cifar100
 from tensigma.experiments import PAPER, load_config, markdown, quick_form, reproduce, section_of
 from tensigma.experiments.reproduction import kind_of
 
@@ -22,8 +21,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     if not real or not Path(real).is_dir():
         pytest.skip("TENSIGMA_DATA does not name a folder with the real models and images")
     folder = tmp_path_factory.mktemp("substitutes")
-    (folder / "data").mkdir()
-    return with_cifar100(Path(real), folder / "data"), folder / "cache"
+    return Path(real), folder / "cache"
 
 
 @pytest.mark.parametrize("name", PAPER)

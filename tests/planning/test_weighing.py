@@ -105,6 +105,17 @@ def test_a_layer_that_hardly_matters_gives_most(seed: int) -> None:
     assert wrong[0] < 0.8 * wrong[1]
 
 
+def test_another_budget_needs_no_new_curves_or_effects(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = TwoPaths(seed).eval(), rows(seed=seed)
+    stats = ts.calibrate(model, data)
+    first, wanted = (ts.plan(model, stats, budget=ts.Params(share), data=data) for share in (0.7, 0.4))
+    monkeypatch.setattr("tensigma.planning.front.curve", None)
+    monkeypatch.setattr("tensigma.planning.weighing.measured_effects", None)
+    again = first.front().best_plan(ts.Params(0.4))
+    assert again == wanted
+    assert again.notes["weighing"] == wanted.notes["weighing"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.35, 0.6])
 def test_never_further_from_the_original_than_with_all_layers_alike(seed: int, share: float) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 from tensigma.compression import compress
 from tensigma.deployment import OnnxModel, quantize
 from tensigma.errors import InputError
+from tensigma.experiments.deployed import bench_of
 from tensigma.experiments.hits import advantage, unpack_hits
 from tensigma.experiments.kinds import Cell, Cells, facts_of
 from tensigma.experiments.settings import Config, Series, Study
@@ -60,9 +61,17 @@ class Accuracy:
         model = workshop.model(study.model, config.models[study.model], config.sources)
         assert study.evaluation is not None
         spec = config.sources[study.evaluation]
+        runtime = config.models[study.model].runtime
+
+        def hits_of(network: nn.Module) -> str:
+            assert study.evaluation is not None
+            if runtime is None:
+                return workshop.hits(network, study.evaluation, spec)
+            return bench_of(model, workshop, study.evaluation, spec).figures(network)["hits"]
+
         n_params = sum(parameter.numel() for parameter in model.parameters())
         if "alpha" not in cell.settings:
-            hits = workshop.hits(model, study.evaluation, spec)
+            hits = hits_of(model)
             return {"series": ORIGINAL, "rate": 1.0, "params": n_params, **_accuracy(hits)}
         name = cell.settings["series"]
         series = next(each for each in config.series_of(study) if each.name == name)
@@ -71,7 +80,7 @@ class Accuracy:
         if series.finetune:
             found["finetuning"] = _finetune_(config, small, seed, workshop)
         if series.precision == "fp32":
-            hits = workshop.hits(small, study.evaluation, spec)
+            hits = hits_of(small)
         else:
             quantized = _quantized(config, study, series, small, workshop)
             hits, found["bytes"] = quantized["hits"], quantized["bytes"]

@@ -8,9 +8,6 @@ Options of the config::
     [options.macs]                         # in multiply-adds, by model
     resnet50 = [1.5, 2.0]
 
-    [options.runtime]                      # by model: what runs the evaluation, where not PyTorch. It also gives the
-    resnet50 = "onnxruntime"               # agreement on the same images, and the time of one image
-
     [[options.variants]]
     name = "Σ + VBMF (the paper)"
     ranks = "vbmf"                         # or "sigma-vbmf", "balf" or "budget"
@@ -25,6 +22,7 @@ Options of the config::
                                            # tensigma.planning.sensitivities finds from gradients, 0 for none
     refine = { resnet20 = 40000 }          # samples passed, by model
 
+A model with a ``runtime`` is judged there: accuracy, agreement on the same images, and the time of one image.
 Rules have no budget: their ratio α is chosen so that the rate comes as near to the wanted one as it can from below,
 which is to their advantage.
 """
@@ -43,7 +41,7 @@ from tensigma.calibration import Calibration
 from tensigma.compression import Refine, Report, blocks_around, compress, reestimate_bn_, refine_
 from tensigma.errors import InputError
 from tensigma.experiments.beyond_tables import table_by_rate, tables_by_measure
-from tensigma.experiments.deployed import RUNTIME, Bench
+from tensigma.experiments.deployed import bench_of
 from tensigma.experiments.hits import unpack_hits
 from tensigma.experiments.kinds import Cell, Cells, facts_of
 from tensigma.experiments.rates import Planner
@@ -60,16 +58,12 @@ class Beyond:
     def __init__(self) -> None:
         self._last: tuple[Any, tuple[nn.Module, Report]] | None = None
         self._planners: dict[str, Planner] = {}
-        self._bench: Bench | None = None
 
     def check(self, config: Config) -> None:
         where = f"{config.name} ({config.config})"
         for study in config.study:
             if not self._targets(config, study) or study.source is None or study.evaluation is None:
                 raise InputError(f"{where}: {study.model} needs options.rates, a source and an evaluation")
-        for runtime in config.options.get("runtime", {}).values():
-            if runtime != RUNTIME:
-                raise InputError(f"{where}: options.runtime is {RUNTIME!r} or left out, got {runtime!r}")
         self._variants(config)
 
     def cells(self, config: Config, seed: int) -> list[Cell]:
@@ -78,8 +72,6 @@ class Beyond:
         studies = config.study[:1] if config.quick else config.study
         for index, study in enumerate(studies):
             base = facts_of(config, study) | {"source": config.sources[study.source or ""], "seed": seed}
-            runtime = _runtime(config, study)
-            base |= {} if runtime is None else {"runtime": runtime}
             found.append(Cell(key=f"{config.title_of(study)} | original", study=index, settings=base))
             for target in self._targets(config, study):
                 for variant in self._variants(config, study):
@@ -162,7 +154,7 @@ class Beyond:
             if f"{config.title_of(study)} | original" not in cells:
                 continue
             variants, targets = self._variants(config, study), self._targets(config, study)
-            if _runtime(config, study) is None:
+            if config.models[study.model].runtime is None:
                 tables.append(table_by_rate(config.title_of(study), variants, targets, cells))
             else:
                 tables += tables_by_measure(config.title_of(study), variants, targets, cells)
@@ -192,10 +184,8 @@ class Beyond:
         """
         assert study.evaluation is not None
         spec = config.sources[study.evaluation]
-        if _runtime(config, study) is not None:
-            if self._bench is None or self._bench.original is not original:
-                self._bench = Bench(original, workshop, study.evaluation, spec)
-            return self._bench.figures(model)
+        if config.models[study.model].runtime is not None:
+            return bench_of(original, workshop, study.evaluation, spec).figures(model)
         hits = workshop.hits(model, study.evaluation, spec)
         right = unpack_hits(hits)
         found = {"top1": float(right.mean()), "images": len(right), "hits": hits}
@@ -203,10 +193,6 @@ class Beyond:
         if held is not None:
             found["agreement"] = _agreement(model, original, workshop.data(held, config.sources[held]))
         return found
-
-
-def _runtime(config: Config, study: Study) -> str | None:
-    return config.options.get("runtime", {}).get(study.model)
 
 
 @torch.inference_mode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ from tensigma.experiments.hits import unpack_hits
 from tensigma.experiments.workshop import Workshop, state_hash
 from tensigma.running import processor_clock
 
-#: The only runtime besides PyTorch itself.
-RUNTIME = "onnxruntime"
 _ROUNDS, _WARM_UP = 12, 2
 
 
@@ -34,7 +32,7 @@ class Deployed:
             self.timed = OnnxModel(file, threads=1)
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Bench:
     """Judges compressed models beside one original on the same images."""
 
@@ -74,8 +72,14 @@ class Bench:
             seconds = seconds_in_turn(running.timed, self._opened.timed, self._image)
             return {"hits": hits, "answers": answers, "seconds": [round(each, 5) for each in seconds]}
 
-        facts = [RUNTIME, self.workshop.facts_of(self.source, self.spec), state_hash(model)]
+        facts = ["onnxruntime", self.workshop.facts_of(self.source, self.spec), state_hash(model)]
         return self.workshop.kept("deployed", facts, measure)
+
+
+@lru_cache(maxsize=1)
+def bench_of(original: nn.Module, workshop: Workshop, source: str, spec: str) -> Bench:
+    """The bench of a model; the last one stays open for the next call."""
+    return Bench(original, workshop, source, spec)
 
 
 @torch.inference_mode()

@@ -62,4 +62,5 @@ def facts_of(config: Config, study: Study) -> dict[str, Any]:
         "evaluation": study.evaluation and config.sources[study.evaluation],
         "layers": config.layers,
         "limit": config.limit,
+        **({} if model.runtime is None else {"runtime": model.runtime}),
     }

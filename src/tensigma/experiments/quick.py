@@ -25,7 +25,8 @@ def quick_form(config: Config) -> Config:
         quick=True,
         limit=IMAGES,
         models={name: _briefly(model) for name, model in config.models.items()},
-        study=tuple(map(_small, config.study)),
+        # Networks large enough to need another runtime are no quick look.
+        study=tuple(_small(study) for study in config.study if config.models[study.model].runtime is None),
         series=tuple(_distinct(config.series)),
     )
 

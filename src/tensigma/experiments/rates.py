@@ -1,7 +1,7 @@
 """Plans at a wanted rate: by a rule whose ratio is searched, by BALF's allocation, or for a budget.
 
 What does not depend on the rate is computed once for each model and way of compressing: plans of a rule by their ratio,
-spectra for BALF, error curves for a budget whose layers count alike.
+spectra for BALF, error curves and effects for a budget.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ class Planner:
         return self._for_budget(target)
 
     def _for_budget(self, target: Target) -> Plan:
+        if self._first is not None:
+            return self._first.front().best_plan(target.budget)
         weights: Any = None
         if isinstance(self.variant.weigh, str):
             weights = "auto"
         elif self.variant.weigh:
             weights = sensitivities(self.model, self.data, power=self.variant.weigh)
-        elif self._first is not None:
-            return self._first.front().plan(target.budget)
-        made = plan(self.model, self.stats, budget=target.budget, weights=weights, data=self.data, **self._common)
-        if weights is None:
-            self._first = made
-        return made
+        self._first = plan(
+            self.model, self.stats, budget=target.budget, weights=weights, data=self.data, **self._common
+        )
+        return self._first
 
     def _by_rule(self, target: Target) -> Plan:
         # Beyond 1 the rule takes ranks below those of VBMF.

@@ -61,6 +61,8 @@ class ModelSettings:
     title: str
     weights: str | None = None
     train: Training | None = None
+    #: What runs the evaluation, where not PyTorch: large networks take half as long in ONNX Runtime.
+    runtime: Literal["onnxruntime"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

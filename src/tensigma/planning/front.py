@@ -16,6 +16,7 @@ from tensigma.planning.curves import Option, curve
 from tensigma.planning.entry import CompressedEntry, DenseEntry
 from tensigma.planning.latency import Clock, Latency
 from tensigma.planning.plans import Plan
+from tensigma.planning.weighing import Weigher
 from tensigma.running import Listener, Wanted, WeightedProgress, reporter, runtime_facts, silent
 from tensigma.solving import Candidate, Method, Solutions, Treatment, side_by_side
 
@@ -76,6 +77,8 @@ class ParetoFront:
         self._candidates = [draft for draft in drafts if isinstance(draft, Candidate)]
         self._entries = [draft for draft in drafts if not isinstance(draft, Candidate)]
         self._timed: dict[Latency, _Priced] = {}
+        #: Effects of the layers on the answers and the samples to try plans on, if a plan was weighed by them.
+        self.weigher: Weigher | None = None
         #: How much the loss of each layer counts; 1 for those that are not named.
         self.weights: Mapping[str, float] = {}
         #: Layer name → its options.
@@ -121,6 +124,16 @@ class ParetoFront:
             solutions=self._solutions,
             notes=notes,
         )
+
+    def best_plan(self, budget: CostBudget, *, progress: Wanted = False) -> Plan:
+        """The plan for this budget that :func:`tensigma.plan` would make, curves and effects as they were measured.
+
+        Where layers are weighed by their effects, plans are tried again, because which weights do best depends on the
+        budget; :meth:`plan` keeps the weights of the plan that the front came from.
+        """
+        if self.weigher is None:
+            return self.plan(budget, progress=progress)
+        return self.weigher.best_plan(self, budget, progress=progress)
 
     def trade(self, budget: CostBudget | type[CostBudget] = Params) -> list[FrontPoint]:
         """Every corner of the front, by rising share of the parameters (or whatever else the budget counts)."""

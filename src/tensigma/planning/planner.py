@@ -170,7 +170,10 @@ def plan_prepared(
     # Refuses a budget that cannot be kept, before anything is measured.
     first_plan = weighted_front.plan(recipe.budget, progress=progress)
     weigher = make_weigher(trials=True)
-    return first_plan if weigher is None else weigher.best_plan(front, recipe.budget, progress=progress)
+    if weigher is None:
+        return first_plan
+    front.weigher = weigher
+    return front.best_plan(recipe.budget, progress=progress)
 
 
 def _drafts(model: nn.Module, recipe: Recipe, stats: Calibration | None) -> list[Draft]:

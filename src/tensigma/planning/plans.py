@@ -32,6 +32,10 @@ class Front(Protocol):
         """The plan for another budget."""
         ...
 
+    def best_plan(self, budget: Any, *, progress: Wanted = False) -> Plan:
+        """The same with plans tried again where layers are weighed by their effects."""
+        ...
+
     def trade(self, budget: Any = ...) -> list[Any]:
         """Every corner of the trade-off between size and error."""
         ...
