@@ -186,6 +186,7 @@ def test_the_users_own_models_and_images(run, place: Path):
         (("--table", "fisher", "--to", "x.pdf"), "a table is written to .md"),
         (("--table", "greedy_table", "--to", "x.svg"), "has no figure to show"),
         (("fisher", "--weights", "squeezenet"), "NAME=VALUE"),
+        (("fisher", "--data", ".", "--only", "nothing"), "--only nothing matches no cell; they have names such as"),
     ],
 )
 def test_what_cannot_be_done_is_said(run, place: Path, arguments: tuple[str, ...], message: str):

@@ -42,10 +42,11 @@ Regenerate the results with `tensigma reproduce all --data DIR`, and this page w
 What lies elsewhere is named with `--weights resnet18=FILE` and `--source imagenet-val=imagefolder:DIR`; names are those
 of the config files in `tensigma/experiments/configs/paper`.
 """
-_SUBSTITUTE = """**All of them are substitutes**: the paper's checkpoints are not part of this project, so smaller
-public networks take their place, as each section says. They are narrow where the paper's are wide, so rates and
-accuracies are not comparable number by number; what can be compared is which way of compressing is ahead, and by how
-much. The `paper` configs run the original settings, if you have the checkpoints and data sets."""
+_SUBSTITUTE = """**All of them are substitutes**: the paper's checkpoints are not part of this project, so other
+public networks take their place, as each section says. But for a ResNet-50 with other weights they are narrow where the
+paper's are wide, so rates and accuracies are not comparable number by number; what can be compared is which way of
+compressing is ahead, and by how much. The `paper` configs run the original settings, if you have the checkpoints and data
+sets."""
 _OWN = "Models and data are those of the paper."
 
 
