@@ -44,6 +44,14 @@ def test_every_experiment_has_every_config(name: str, config: str):
         assert "stand" in found.substitute
 
 
+def test_the_quick_form_leaves_large_networks_out_if_there_are_others():
+    quick = quick_form(load_config("t2sigma-pardata"))
+    assert [study.model for study in quick.study] == ["squeezenet"]
+    models = {"net": {**MINIMAL["models"]["net"], "runtime": "onnxruntime"}}
+    alone = quick_form(parse_config(changed(models=models), name="fisher", config="mine"))
+    assert [study.model for study in alone.study] == ["net"]
+
+
 @pytest.mark.parametrize("name", PAPER)
 def test_both_configs_ask_the_same_question(name: str):
     substitute, paper = (load_config(name, config) for config in CONFIGS)

@@ -45,8 +45,8 @@ of the config files in `tensigma/experiments/configs/paper`.
 _SUBSTITUTE = """**All of them are substitutes**: the paper's checkpoints are not part of this project, so other
 public networks take their place, as each section says. But for a ResNet-50 with other weights they are narrow where the
 paper's are wide, so rates and accuracies are not comparable number by number; what can be compared is which way of
-compressing is ahead, and by how much. The `paper` configs run the original settings, if you have the checkpoints and data
-sets."""
+compressing is ahead, and by how much. The `paper` configs run the original settings, if you have the checkpoints and
+data sets."""
 _OWN = "Models and data are those of the paper."
 
 

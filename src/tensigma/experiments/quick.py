@@ -25,8 +25,7 @@ def quick_form(config: Config) -> Config:
         quick=True,
         limit=IMAGES,
         models={name: _briefly(model) for name, model in config.models.items()},
-        # Networks large enough to need another runtime are no quick look.
-        study=tuple(_small(study) for study in config.study if config.models[study.model].runtime is None),
+        study=tuple(map(_small, _light(config))),
         series=tuple(_distinct(config.series)),
     )
 
@@ -39,6 +38,11 @@ def _distinct(series: Sequence[Series]) -> Iterator[Series]:
         if step == (False, "fp32") or step not in seen:
             yield each
         seen.add(step)
+
+
+def _light(config: Config) -> Sequence[Study]:
+    """Without networks so large that they need another runtime, unless there are no others."""
+    return [study for study in config.study if config.models[study.model].runtime is None] or config.study[:1]
 
 
 def _small(study: Study) -> Study:
