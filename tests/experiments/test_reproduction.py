@@ -117,6 +117,8 @@ def test_some_cells_may_be_computed_before_others(tmp_path: Path):
     config = digits()
     some = go(config, tmp_path, only="*α=1.1 | classical*")
     assert list(some.cells) == ["a net | α=1.1 | classical | seed 0"]
+    (table,) = section_of(some).tables
+    assert [row[0] for row in table.rows] == ["1.1"]
     assert state_of(config, tmp_path / "out").text == "1 of 7 cells"
     with pytest.raises(InputError, match=r"only='nothing' matches no cell; they have names such as 'a net"):
         go(config, tmp_path, only="nothing")

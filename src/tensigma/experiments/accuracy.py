@@ -101,6 +101,8 @@ class Accuracy:
                     entries = [_spread(group) + _behind(group, reference) for group in groups]
                     # A centred norm adds a few biases; the largest rate is that without them.
                     rows.append([f"{alpha:g}", f"{max(rates):.2f}", *entries])
+            if not rows and original is None:
+                continue
             head = title if original is None else f"{title}: {100 * original['top1']:.2f} % before compression"
             columns = ["α", "rate", *(each.name for each in series)]
             tables.append(Table(title=head, columns=columns, rows=rows, notes=_order(cells, title, study, series)))
