@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
-from tensigma.experiments import NAMES, PAPER, Results, load_config, markdown, section_of, state_of, write_page
+from tensigma.experiments import NAMES, PAPER, Results, load_config, markdown, section_of, write_page
+from tensigma.experiments.reproduction import kind_of
 
 ROOT = Path(__file__).parents[2]
-NOT_RUN = ("t2sigma-c100", "cpsigma-c100", "gnetc100-randomseeds")
+#: Experiments of which some cells have not been computed yet, and what these are called.
+UNFINISHED = {"beyond": "ResNet-50*", "t2sigma-pardata": "ResNet-50*", "cpsigma-pardata": "ResNet-50*"}
 
 
 @pytest.mark.slow
@@ -29,9 +32,12 @@ def test_pages_of_our_own_experiments_are_up_to_date(name: str, page: str):
     assert (ROOT / "docs" / page).read_text() == made, f"run: tensigma reproduce --table {name} --to docs/{page}"
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_RUN])
+@pytest.mark.parametrize("name", NAMES)
 def test_no_committed_cell_is_stale(name: str):
     """A cell counts only while its stamp, a digest of its settings, is what this library computes."""
-    config, folder = load_config(name), ROOT / "results" / "paper"
-    assert state_of(config, folder, ROOT).text == "done"
-    assert len(Results.open(folder, config).cells) == state_of(config, folder).total
+    config = load_config(name)
+    results, cells = Results.open(ROOT / "results" / "paper", config), kind_of(config).cells(config, 0)
+    current = [cell.key for cell in cells if results.has(cell)]
+    assert sorted(current) == sorted(results.cells)
+    missing = [cell.key for cell in cells if not results.has(cell)]
+    assert [key for key in missing if not fnmatchcase(key, UNFINISHED.get(name, ""))] == []
