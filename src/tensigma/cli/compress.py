@@ -126,6 +126,8 @@ def compress(
     Say how small with --budget or --ranks, or give a --plan. Name images with
     --data, or statistics gathered before with --stats. The result is a folder:
     plain layers in safetensors, which tensigma.load puts into the architecture.
+    A model that comes as an ONNX file goes as one: DIR/model.onnx has the same
+    graph, in which compressed layers are replaced.
 
     [bold]Examples[/bold]
 
@@ -139,6 +141,8 @@ def compress(
       tensigma compress torchvision:resnet18 --weights r18.pth \\
           --data imagefolder:photos --holdout imagefolder:others \\
           --eval-data imagefolder:val --budget drop=0.01 --out small/
+      tensigma compress model.onnx --data imagefolder:photos \\
+          --budget macs=0.5 --out small/
 
     With --data, layers are fitted one after another, each correcting the errors
     of those before it. For high rates, --refine adds training without labels:
@@ -168,6 +172,8 @@ def compress(
     judges = (data_of(eval_data, batch_size, workers) or images) if evaluate else None
     fitting = Fitting(sequential, refine, reestimate_bn, cache, memory, check=not force)
     fitting.check_images(images)
+    if refine is not None:
+        ts.running.check_gradients(network, "--refine", ts.compression.WITHOUT_REFINEMENT)
     sources = Sources(stats, images, held_out, max_samples, seed, device, check=not force, memory=memory)
     with ts.running.process_group(device):
         if isinstance(plan_or_recipe, ts.Plan):

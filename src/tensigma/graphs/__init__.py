@@ -1,0 +1,23 @@
+"""Networks that come as ONNX files: the graph read, run as a module with layers to compress, and written back."""
+
+from tensigma.graphs.network import OnnxNetwork, load_onnx
+from tensigma.graphs.onnx_model import OnnxModel
+from tensigma.graphs.output_names import rename_outputs, usual_names
+from tensigma.graphs.packages import first_line, onnx_module, session_of
+from tensigma.graphs.saving import write_graph
+from tensigma.graphs.whole import deployed
+from tensigma.graphs.writing import to_proto
+
+__all__ = [
+    "OnnxModel",
+    "OnnxNetwork",
+    "deployed",
+    "first_line",
+    "load_onnx",
+    "onnx_module",
+    "rename_outputs",
+    "session_of",
+    "to_proto",
+    "usual_names",
+    "write_graph",
+]
