@@ -5,10 +5,12 @@ from tensigma.graphs.onnx_model import OnnxModel
 from tensigma.graphs.output_names import rename_outputs, usual_names
 from tensigma.graphs.packages import first_line, onnx_module, session_of
 from tensigma.graphs.saving import write_graph
+from tensigma.graphs.value_types import TYPES
 from tensigma.graphs.whole import deployed
 from tensigma.graphs.writing import to_proto
 
 __all__ = [
+    "TYPES",
     "OnnxModel",
     "OnnxNetwork",
     "deployed",
