@@ -21,9 +21,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tensigma.deployment.exporting import export
 from tensigma.errors import InputError, StoreError
 from tensigma.files import whole_folder
-from tensigma.graphs import OnnxNetwork, load_onnx, write_graph
+from tensigma.graphs import OnnxNetwork, load_onnx
 from tensigma.layers import (
     Format,
     Geometry,
@@ -64,7 +65,8 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, force: bool = Fals
     """
     if isinstance(model, OnnxNetwork):
         with whole_folder(Path(folder), force=force, is_ours=lambda place: (place / GRAPH).is_file()) as place:
-            write_graph(model, place / GRAPH)
+            # A network that has never been run, and takes any size, cannot be compared with its file.
+            export(model, place / GRAPH, check=model.example() is not None)
         return
     state, aliases = _unique(_tensors(model))
     manifest = {
