@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ FLOAT = TensorProto.FLOAT
 def weights(*shape: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
     """Random numbers of about unit variance for sums over all axes but the first."""
     values = np.random.default_rng([seed, *shape]).standard_normal(shape)
-    return (values / max(1, np.prod(shape[1:])) ** 0.5).astype(dtype)
+    return (values / math.prod(shape[1:]) ** 0.5).astype(dtype)
 
 
 def graph_of(

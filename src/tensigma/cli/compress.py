@@ -297,9 +297,10 @@ def _evaluated(
 
 def _runtime(screen: Screen, original: Network, small: Network, report: ts.Report) -> dict[str, Any]:
     """What an ONNX file gains in time, as a note; nothing for other models."""
-    if not isinstance(original, ts.graphs.OnnxNetwork) or report.before.macs is None or small.example() is None:
+    macs = report.before.macs, report.after.macs
+    if not isinstance(original, ts.graphs.OnnxNetwork) or macs[0] is None or macs[1] is None or small.example() is None:
         return {}
-    note = ts.evaluation.runtime_note(original, small, (report.before.macs, report.after.macs))
+    note = ts.evaluation.runtime_note(original, small, (macs[0], macs[1]))
     screen.note(ts.evaluation.runtime_in_words(note))
     return {"runtime": note}
 

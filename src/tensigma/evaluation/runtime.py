@@ -59,6 +59,6 @@ def runtime_in_words(note: Mapping[str, Any]) -> str:
     operators = ", ".join(note["operators"])
     return (
         f"{text}. {100 * note['outside_layers']:.0f} % of the original's time is spent outside its layers "
-        f"({operators}), and small layers take as long with fewer channels; a budget of time, such as latency=0.8, counts what this "
-        "machine needs"
+        f"({operators}), and small layers take as long with fewer channels; a budget of time, such as "
+        "latency=0.8, counts what this machine needs"
     )
