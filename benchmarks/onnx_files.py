@@ -174,6 +174,30 @@ def measure(task: Task, folder: Path, budget: float, out: Path, rounds: int) -> 
     }
 
 
+def table(tasks: dict[str, Any]) -> str:
+    """The results as they are on the page."""
+    rows = [
+        "| file | layers compressed | MACs | parameters | agreement in | | time in ONNX Runtime | of the saving | outside layers |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for task in tasks.values():
+        macs, params = ([f"{number / 1e6:.3g} M" for number in task[key]] for key in ("macs", "params"))
+        before, after = (1000 * seconds for seconds in task["ort_seconds"])
+        cells = [
+            f"`{task['file'].removesuffix('.onnx')}`",
+            f"{task['compressed_layers']} of {task['layers']}",
+            " → ".join(macs),
+            " → ".join(params),
+            task["compared"],
+            f"{100 * task['agreement']:.1f} %",
+            f"{before:.3g} → {after:.3g} ms",
+            f"{100 * task['share_of_saving']:.0f} %",
+            f"{100 * (1 - task['time_in_layers']):.0f} %",
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 def picture(folder: Path, files: dict[str, Path], target: Path) -> None:
     """A page with the boxes of both detectors, and lines with what both recognisers read in them."""
     page, recognition = rendered.page(random.Random(7)), TASKS["recognition"]
@@ -215,7 +239,11 @@ def main() -> None:
     parser.add_argument(
         "--keep", type=Path, default=Path(tempfile.gettempdir()) / "tensigma-onnx", help="folder for the files"
     )
+    parser.add_argument("--table", action="store_true", help="print the table of the results and measure nothing")
     options = parser.parse_args()
+    if options.table:
+        print(table(json.loads((machine.RESULTS / f"{NAME}.json").read_text())["tasks"]))
+        return
     torch.set_num_threads(1)
     options.keep.mkdir(parents=True, exist_ok=True)
     former = machine.RESULTS / f"{NAME}.json"
