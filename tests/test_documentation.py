@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import formats
+import onnx_files
 import pytest
 import torch
 import typer
@@ -237,6 +238,12 @@ def test_the_page_of_formats_has_the_tables_of_its_results() -> None:
     page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
     for table in formats.tables(found["networks"]).split("\n\n"):
         assert table in page, "run: python benchmarks/formats.py --table"
+
+
+def test_the_page_of_onnx_files_has_the_table_of_its_results() -> None:
+    found = json.loads((ROOT / "results" / "benchmark_onnx.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "onnx.md").read_text(encoding="utf-8")
+    assert onnx_files.table(found["tasks"]) in page, "run: python benchmarks/onnx_files.py DIR --table"
 
 
 def test_there_is_something_to_run() -> None:

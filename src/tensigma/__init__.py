@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tensigma import evaluation as evaluation
     from tensigma import experiments as experiments
     from tensigma import finetuning as finetuning
+    from tensigma import graphs as graphs
     from tensigma import layers as layers
     from tensigma import linalg as linalg
     from tensigma import planning as planning
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tensigma.deployment import Exported, Quantized, export, load, quantize, save
     from tensigma.evaluation import Certificate, Evaluation, evaluate
     from tensigma.finetuning import FineTuning, finetune
+    from tensigma.graphs import load_onnx
     from tensigma.planning import VBMF, Drop, Energy, Latency, Macs, Params, Plan, Ranks, Recipe, SigmaVBMF, plan
     from tensigma.report import write_report
 
@@ -60,6 +62,7 @@ __all__ = [
     "finetune",
     "linalg",
     "load",
+    "load_onnx",
     "plan",
     "quantize",
     "save",
@@ -75,6 +78,7 @@ _NAMES = {
     "evaluation": ("Certificate", "Evaluation", "evaluate"),
     "experiments": (),
     "finetuning": ("FineTuning", "finetune"),
+    "graphs": ("load_onnx",),
     "layers": (),
     "linalg": (),
     "planning": tuple("VBMF Drop Energy Latency Macs Params Plan Ranks Recipe SigmaVBMF plan".split()),

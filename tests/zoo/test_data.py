@@ -384,3 +384,19 @@ def test_bad_folders(tmp_path: Path, folder: Path) -> None:
         load(f"imagefolder:{folder}")
     with pytest.raises(InputError, match="needs holdout=SHARE"):
         load(f"imagefolder:{folder / 'ant'}?split=val")
+
+
+def test_rectangles_colours_and_layouts(folder: Path) -> None:
+    plain = next(iter(load_data(f"imagefolder:{folder}?size=40x60&shuffle=false&mean=0&std=1")))[0]
+    assert plain.shape[1:] == (3, 40, 60)
+    options = f"imagefolder:{folder}?shuffle=false&mean=0.5&std=0.5"
+    swapped = next(iter(load_data(f"{options}&size=40x60&order=bgr&layout=nhwc")))[0]
+    torch.testing.assert_close(swapped, (plain.flip(1).permute(0, 2, 3, 1) - 0.5) / 0.5)
+    padded = next(iter(load_data(f"{options}&size=16x900&fit=pad")))[0]
+    assert padded.shape[1:] == (3, 16, 900)
+    # Beside the image, whose proportions are kept, there are zeros.
+    assert not padded[..., -400:].any()
+    assert padded[..., :8].abs().sum() > 0
+    for option in ("size=40x", "size=1x2x3", "fit=crop", "order=gbr", "layout=hwc"):
+        with pytest.raises(InputError, match=option.partition("=")[0]):
+            load_data(f"imagefolder:{folder}?{option}")

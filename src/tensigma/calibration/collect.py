@@ -27,6 +27,7 @@ from tensigma.running import (
     Progress,
     Wanted,
     borrowed,
+    check_gradients,
     device_of,
     is_batch,
     is_one_shot,
@@ -115,6 +116,8 @@ def calibrate(
     _check_counts(max_samples=max_samples, max_batches=max_batches, checkpoint_every=checkpoint_every)
     if fisher not in (None, "model", "labels"):
         raise InputError(f'fisher={fisher!r} is not known; use "model", "labels" or None')
+    if fisher is not None:
+        check_gradients(model, "the norm 'fisher'", "Take norm='centred', the default, which needs none.")
     targets = select_layers(model, layers)
     limit = None if memory is None else parse_bytes(memory)
     estimate = estimate_memory(targets, max_samples=max_samples, memory=limit)

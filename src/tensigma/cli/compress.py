@@ -38,7 +38,7 @@ from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
 from tensigma.cli.sources import Planned, Sources, check_absent, check_choice, recipe_of
 from tensigma.cli.tables import plan_table, report_table, summary_table
-from tensigma.errors import MissingExtra
+from tensigma.errors import InputError, MissingExtra
 from tensigma.files import whole_folder
 
 _HOW = "How to fit"
@@ -126,6 +126,8 @@ def compress(
     Say how small with --budget or --ranks, or give a --plan. Name images with
     --data, or statistics gathered before with --stats. The result is a folder:
     plain layers in safetensors, which tensigma.load puts into the architecture.
+    A model that comes as an ONNX file goes as one: DIR/model.onnx has the same
+    graph, in which compressed layers are replaced.
 
     [bold]Examples[/bold]
 
@@ -139,6 +141,8 @@ def compress(
       tensigma compress torchvision:resnet18 --weights r18.pth \\
           --data imagefolder:photos --holdout imagefolder:others \\
           --eval-data imagefolder:val --budget drop=0.01 --out small/
+      tensigma compress model.onnx --data imagefolder:photos \\
+          --budget macs=0.5 --out small/
 
     With --data, layers are fitted one after another, each correcting the errors
     of those before it. For high rates, --refine adds training without labels:
@@ -168,6 +172,8 @@ def compress(
     judges = (data_of(eval_data, batch_size, workers) or images) if evaluate else None
     fitting = Fitting(sequential, refine, reestimate_bn, cache, memory, check=not force)
     fitting.check_images(images)
+    if refine is not None:
+        ts.running.check_gradients(network, "--refine", ts.compression.WITHOUT_REFINEMENT)
     sources = Sources(stats, images, held_out, max_samples, seed, device, check=not force, memory=memory)
     with ts.running.process_group(device):
         if isinstance(plan_or_recipe, ts.Plan):
@@ -181,6 +187,7 @@ def compress(
     evaluation = _evaluated(screen, small, network, judges, planned, latency=latency, max_samples=most)
     if evaluate and judges is None:
         screen.note("not evaluated; to evaluate, name images with --data or --eval-data")
+    runtime = _runtime(screen, network, small, report)
     noted = report.with_notes(
         command=command_line(),
         model=model,
@@ -191,8 +198,9 @@ def compress(
         searched_on=planned.searched_on,
         evaluated_on=None if judges is None else name_of(judges),
         evaluation=None if evaluation is None else evaluation.to_json(),
+        **runtime,
     )
-    result = Result(small, planned.plan, noted, evaluation)
+    result = Result(small, planned.plan.with_notes(**runtime), noted, evaluation)
     result.write(out, force=force, page=page)
     result.show(screen, out)
 
@@ -268,16 +276,33 @@ def _evaluated(
         return None
     screen.note(f"evaluating on {name_of(images)}")
     fresh = not any(ts.zoo.may_share(name_of(images), name) for name in planned.data_names)
-    with screen.progress("evaluating") as progress:
-        return ts.evaluate(
-            small,
-            images,
-            original=original,
-            latency=latency,
-            max_samples=max_samples,
-            confidence=0.95 if fresh else None,
-            progress=progress,
-        )
+    try:
+        with screen.progress("evaluating") as progress:
+            return ts.evaluate(
+                small,
+                images,
+                original=original,
+                latency=latency,
+                max_samples=max_samples,
+                confidence=0.95 if fresh else None,
+                progress=progress,
+            )
+    except InputError as error:
+        # Most files hold classifiers, but what the others answer is not known beforehand.
+        if not isinstance(original, ts.graphs.OnnxNetwork):
+            raise
+        screen.warn(f"not evaluated: {error}")
+        return None
+
+
+def _runtime(screen: Screen, original: Network, small: Network, report: ts.Report) -> dict[str, Any]:
+    """What an ONNX file gains in time, as a note; nothing for other models."""
+    macs = report.before.macs, report.after.macs
+    if not isinstance(original, ts.graphs.OnnxNetwork) or macs[0] is None or macs[1] is None or small.example() is None:
+        return {}
+    note = ts.evaluation.runtime_note(original, small, (macs[0], macs[1]))
+    screen.note(ts.evaluation.runtime_in_words(note))
+    return {"runtime": note}
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,14 @@ def inspect(screen: Screen, model: ModelName, weights: Weights = None, input: In
       tensigma inspect torchvision:resnet18
       tensigma inspect models/mine.py:build --input 3x96x96
       tensigma inspect zoo:digits-cnn --json
+      tensigma inspect model.onnx --input 3x640x640
     """
     network = model_of(screen, model, weights, None, warn=False)
+    graph = network if isinstance(network, ts.graphs.OnnxNetwork) else None
     layers = ts.layers.find_layers(network)
     if not layers:
         raise InputError(f"{model} has no convolution or Linear layer, so there is nothing to compress")
-    shape = input or usual_input(model)
+    shape = input or (usual_input(model) if graph is None else graph.fixed_shape)
     macs = _counted(screen, network, layers, shape, asked=input is not None)
     facts = [_facts(layer, None if macs is None else macs[layer.name]) for layer in layers]
     left_dense = ts.planning.first_convolution(layers)
@@ -59,6 +61,10 @@ def inspect(screen: Screen, model: ModelName, weights: Weights = None, input: In
         "macs": total_macs,
         "layers": facts,
     }
+    if graph is not None:
+        data |= {"inputs": graph.input_facts, "outputs": graph.output_names, "left_alone": graph.left_alone}
+        for name, reason in graph.left_alone.items():
+            screen.note(f"{name} is no layer to compress: {reason}")
     rows = [_row(fact) for fact in facts]
     share = f"{n_compressible / max(n_params, 1):.0%} of the parameters can be compressed"
     rows.append(["whole model", "", "", ts.report.number(n_params), ts.report.short(total_macs), share])

@@ -27,7 +27,9 @@ _MODEL, _DATA, _WHAT = "Model", "Data", "What to do"
 ModelName = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", show_default=False, help="torchvision:NAME, timm:NAME, zoo:NAME or path/to/file.py:function."
+        metavar="MODEL",
+        show_default=False,
+        help="torchvision:NAME, timm:NAME, zoo:NAME, path/to/file.py:function or path/to/model.onnx.",
     ),
 ]
 Weights = Annotated[

@@ -11,6 +11,8 @@ from tensigma.files import whole_file
 
 MODEL = "tensigma-model"
 CALIBRATION = "tensigma-calibration"
+#: What stands for a manifest in the folder of a model that came as an ONNX file.
+GRAPH = "model.onnx"
 
 
 def check_folder(target: Path, *, force: bool, format: str) -> None:
@@ -59,6 +61,8 @@ def _check_parents(target: Path) -> None:
 
 def is_output(folder: Path, format: str) -> bool:
     """Whether a folder holds earlier output of this format."""
+    if format == MODEL and (folder / GRAPH).is_file() and (folder / "plan.json").is_file():
+        return True
     try:
         return json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get("format") == format
     except (OSError, ValueError, AttributeError):

@@ -23,8 +23,8 @@ SubjectName = Annotated[
     typer.Argument(
         metavar="MODEL|DIR",
         show_default=False,
-        help="A folder from 'tensigma compress', or a model: torchvision:NAME, timm:NAME, zoo:NAME or"
-        " path/to/file.py:function.",
+        help="A folder from 'tensigma compress', or a model: torchvision:NAME, timm:NAME, zoo:NAME,"
+        " path/to/file.py:function or path/to/model.onnx.",
     ),
 ]
 OriginalName = Annotated[
@@ -72,6 +72,10 @@ class Subject:
         """Random inputs of ``shape``, or of the usual shape for this model."""
         import torch
 
+        if shape is None and isinstance(self.network, ts.graphs.OnnxNetwork):
+            inputs = self.network.example()
+            if inputs is not None:
+                return inputs
         sizes = shape or usual_input(self.name)
         if sizes is None:
             raise InputError(f"the input shape of {self.name} is not known; give --input, such as --input 3x224x224")
@@ -82,14 +86,15 @@ def subject_of(screen: Screen, name: str, original: str | None, weights: Path | 
     """The model of this name, or in this folder."""
     folder = Path(name)
     if not folder.is_dir():
-        if ":" not in name and folder.suffix != ".py":
+        if ":" not in name and folder.suffix != ".py" and not name.partition("?")[0].endswith(".onnx"):
             raise InputError(
                 f"{name}: no such folder; give a folder from 'tensigma compress', or a model such as "
                 "torchvision:resnet18"
             )
         if original is not None:
             raise InputError(f"--original goes with a folder from 'tensigma compress', and {name} is not one")
-        return Subject(name, model_of(screen, name, weights, None), None, False)
+        network = model_of(screen, name, weights, None)
+        return Subject(name, network, None, False)
     check_archive(folder)
     report = folder / "report.json"
     notes = read_report(report)[0].notes if report.is_file() else {}

@@ -2,10 +2,11 @@
 
 from tensigma.compression.batchnorm import reestimate_bn_
 from tensigma.compression.execution import compress, compress_
-from tensigma.compression.refinement import Refine, RefinementProgress, blocks_around, refine_
+from tensigma.compression.refinement import WITHOUT_REFINEMENT, Refine, RefinementProgress, blocks_around, refine_
 from tensigma.compression.reports import LayerReport, PageData, Report
 
 __all__ = [
+    "WITHOUT_REFINEMENT",
     "LayerReport",
     "PageData",
     "Refine",

@@ -14,7 +14,7 @@ from torch import nn
 
 from tensigma.calibration import Calibration, calibrate, parse_bytes
 from tensigma.compression.batchnorm import reestimate_bn_
-from tensigma.compression.refinement import Refine, blocks_around, refine_
+from tensigma.compression.refinement import WITHOUT_REFINEMENT, Refine, blocks_around, refine_
 from tensigma.compression.reports import LayerReport, PageData, Report
 from tensigma.compression.sequential import MEMORY, fit_in_sequence
 from tensigma.errors import InputError
@@ -32,7 +32,7 @@ from tensigma.planning import (
     prepare,
     spectra_data,
 )
-from tensigma.running import Batches, Wanted, check_together, is_one_shot, rank_and_size, reporter
+from tensigma.running import Batches, Wanted, check_gradients, check_together, is_one_shot, rank_and_size, reporter
 from tensigma.solving import Solution, jobs_for, run_shared
 
 # Under "auto" sequential fitting takes as many samples as these multiply-adds allow, within limits: fewer tell too
@@ -110,6 +110,8 @@ def compress(
     limit = None if memory is None else parse_bytes(memory)
     batches = None if isinstance(plan_or_batches, Plan) else plan_or_batches
     # Before calibration and planning, which may take long.
+    if refine is not None:
+        check_gradients(model, "refinement", WITHOUT_REFINEMENT)
     _check_data(batches if data is None else data, sequential=sequential, refine=refine, reestimate_bn=reestimate_bn)
     if isinstance(plan_or_batches, Plan):
         if budget is not None or recipe is not None:

@@ -40,6 +40,13 @@ _PROBE = 1_000
 _HALVES = (torch.float16, torch.bfloat16)
 
 
+#: What to do with a model that has no gradients.
+WITHOUT_REFINEMENT = (
+    "Leave refinement out: layers are fitted one after another all the same, and more calibration data or a larger "
+    "budget bring answers nearer. Or refine the PyTorch model that the file was exported from."
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Refine:
     """How a compressed model is refined.

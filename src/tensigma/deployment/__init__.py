@@ -3,8 +3,9 @@
 from tensigma.deployment.archive import load, save
 from tensigma.deployment.equalisation import equalise
 from tensigma.deployment.exporting import Exported, export, read_exported
-from tensigma.deployment.onnx_model import OnnxModel, measure_together
+from tensigma.deployment.measuring import measure_together
 from tensigma.deployment.quantization import Quantized, quantize
+from tensigma.graphs import OnnxModel
 
 __all__ = [
     "Exported",

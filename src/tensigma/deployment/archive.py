@@ -21,8 +21,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tensigma.deployment.exporting import export
 from tensigma.errors import InputError, StoreError
 from tensigma.files import whole_folder
+from tensigma.graphs import OnnxNetwork, load_onnx
 from tensigma.layers import (
     Format,
     Geometry,
@@ -41,12 +43,15 @@ FORMAT = "tensigma-model"
 VERSION = 1
 MANIFEST = "manifest.json"
 WEIGHTS = "model.safetensors"
+#: A model that came as an ONNX file.
+GRAPH = "model.onnx"
 
 
 def save(model: nn.Module, folder: str | os.PathLike[str], *, force: bool = False) -> None:
     """Write a compressed model to ``folder``, all of it or nothing; replacing an archive needs ``force``.
 
-    Any model can be saved, also one without compressed layers. Parameters and buffers are stored bit for bit.
+    Any model can be saved, also one without compressed layers. Parameters and buffers are stored bit for bit. A model
+    that came as an ONNX file is one ONNX file in the folder, ``model.onnx``.
 
     >>> import tempfile
     >>> import tensigma as ts
@@ -58,6 +63,11 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, force: bool = Fals
     >>> torch.equal(again[0].reduce.weight, small[0].reduce.weight)
     True
     """
+    if isinstance(model, OnnxNetwork):
+        with whole_folder(Path(folder), force=force, is_ours=lambda place: (place / GRAPH).is_file()) as place:
+            # A network that has never been run, and takes any size, cannot be compared with its file.
+            export(model, place / GRAPH, check=model.example() is not None)
+        return
     state, aliases = _unique(_tensors(model))
     manifest = {
         "format": FORMAT,
@@ -79,11 +89,12 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, force: bool = Fals
         (place / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
-def load(folder: str | os.PathLike[str], model: nn.Module, *, dense: bool = False) -> nn.Module:
+def load(folder: str | os.PathLike[str], model: nn.Module | None = None, *, dense: bool = False) -> nn.Module:
     """The compressed model in ``folder``, built on a copy of ``model``: the original architecture, with any weights.
 
     With ``dense=True`` every compressed layer becomes one plain layer again, with the kernel that its factors
     represent: the same function at the size of the original, for comparison. Mode and device are those of ``model``.
+    A folder with an ONNX file needs no ``model``.
 
     >>> import tempfile
     >>> import tensigma as ts
@@ -99,7 +110,14 @@ def load(folder: str | os.PathLike[str], model: nn.Module, *, dense: bool = Fals
     ), Linear(in_features=64, out_features=64, bias=True))
     """
     place = Path(folder)
+    if (place / GRAPH).is_file() and not (place / MANIFEST).is_file():
+        return _load_graph(place / GRAPH, model, dense=dense)
     manifest = _manifest(place)
+    if model is None:
+        raise InputError(
+            f"{place} holds weights without an architecture; pass {{model}}, built as the original was",
+            parameters=("model",),
+        )
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise InputError("the model is on the meta device; build it on a real one")
     fingerprint = original_fingerprint(model, manifest["layers"])
@@ -120,6 +138,17 @@ def load(folder: str | os.PathLike[str], model: nn.Module, *, dense: bool = Fals
         for name in compressed:
             _densify_(loaded, name)
     return loaded
+
+
+def _load_graph(file: Path, model: nn.Module | None, *, dense: bool) -> nn.Module:
+    if dense:
+        raise InputError(
+            f"{file} does not say which layers were one; {{dense}} is for other archives", parameters=("dense",)
+        )
+    known = model if isinstance(model, OnnxNetwork) else None
+    if known is None:
+        return load_onnx(file)
+    return load_onnx(file, input=known.input, fixed=known.fixed_inputs)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -15,12 +15,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tensigma.deployment.onnx_model import OnnxModel, onnx_module
-from tensigma.deployment.onnx_names import rename_outputs, usual_names
+from tensigma.deployment.graph_export import write_back
 from tensigma.deployment.parity import parity, sizes_to_check
 from tensigma.errors import ExportError, InputError, TensigmaError
 from tensigma.evaluation import count_bytes
 from tensigma.files import whole_file
+from tensigma.graphs import OnnxModel, OnnxNetwork, onnx_module, rename_outputs, usual_names
 from tensigma.running import borrowed, device_of, input_of, leaves
 
 ExportFormat = Literal["onnx", "torch-export"]
@@ -75,7 +75,7 @@ class Exported:
 def export(
     model: nn.Module,
     path: str | os.PathLike[str],
-    example: Any,
+    example: Any = None,
     *,
     format: ExportFormat = "onnx",
     dynamic_batch: bool = True,
@@ -88,9 +88,12 @@ def export(
     The file does not need Tensigma. An existing file is replaced in one step, and only if the new one passes.
 
     Args:
-        model: Any model with one input, compressed or not. It stays as it is.
+        model: Any model with one input, compressed or not. It stays as it is. One from :func:`tensigma.load_onnx` is
+            written into the graph it came from, of which only replaced layers change: ``dynamic_batch`` and ``opset``
+            are then those of its file.
         path: The file; ``.onnx`` and ``.pt2`` are usual.
-        example: A batch of inputs; of a tuple, the first item.
+        example: A batch of inputs; of a tuple, the first item. A model that came as an ONNX file and has been run needs
+            none.
         format: ``"onnx"``, for ONNX Runtime and similar, or ``"torch-export"``, for :func:`torch.export.load`.
         dynamic_batch: Let the file take batches of any size; the check then uses sizes other than that of ``example``.
         tolerance: The largest difference allowed, as a share of the largest value of each output; by default it
@@ -115,6 +118,10 @@ def export(
         raise InputError(
             "got {tolerance}; give a share of the largest output, such as 1e-4", parameters=(f"tolerance={tolerance}",)
         )
+    if isinstance(model, OnnxNetwork):
+        return _export_graph(model, target, example, format=format, tolerance=tolerance, opset=opset, check=check)
+    if example is None:
+        raise InputError("pass {example}, a batch of inputs that the model accepts", parameters=("example",))
     inputs = input_of(example, None, 0)
     if not len(inputs):
         raise InputError(f"the example has shape {tuple(inputs.shape)} and no sample in it; give at least one")
@@ -155,6 +162,47 @@ def export(
         batches=tried,
         max_difference=difference,
         largest_output=largest,
+        tolerance=share,
+    )
+
+
+def _export_graph(
+    network: OnnxNetwork,
+    target: Path,
+    example: Any,
+    *,
+    format: ExportFormat,
+    tolerance: float | None,
+    opset: int | None,
+    check: bool,
+) -> Exported:
+    if format != "onnx":
+        raise InputError(
+            "a model that came as an ONNX file can only be written as {format}", parameters=("format='onnx'",)
+        )
+    if opset not in (None, network.source.opset):
+        raise InputError(
+            f"{{opset}} cannot be chosen: the graph keeps its version {network.source.opset}",
+            parameters=(f"opset={opset}",),
+        )
+    share = tolerance or TOLERANCES.get(_precision(network), 1e-4)
+    written = write_back(
+        network,
+        target,
+        None if example is None else input_of(example, None, 0),
+        share=share,
+        most=share if tolerance else 10 * share,
+        check=check,
+    )
+    return Exported(
+        path=target,
+        format="onnx",
+        bytes=target.stat().st_size,
+        opset=network.source.opset,
+        dynamic_batch=network.batch_size is None,
+        batches=written.batches,
+        max_difference=written.max_difference,
+        largest_output=written.largest_output,
         tolerance=share,
     )
 

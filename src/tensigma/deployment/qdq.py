@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 import platform
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from tensigma.deployment.exporting import clean
-from tensigma.deployment.onnx_model import OnnxModel, onnx_module
 from tensigma.errors import ExportError, InputError
+from tensigma.graphs import OnnxModel, onnx_module
 
 #: Instructions that add up products of 8-bit numbers in 32 bits. Without them sums overflow 16 bits.
 _VNNI = {"avx512_vnni", "avx_vnni"}
@@ -44,8 +45,17 @@ def check_half(name: str, largest: float) -> None:
         raise InputError(f"{name} reaches {largest:.3g}; half precision ends at {_LARGEST_HALF:g}")
 
 
-def write_qdq(source: Path, target: Path, inputs: Sequence[Tensor], *, reduce_range: bool) -> None:
+def write_qdq(
+    source: Path,
+    target: Path,
+    inputs: Sequence[Tensor],
+    *,
+    reduce_range: bool,
+    fixed: Mapping[str, np.ndarray] | None = None,
+) -> None:
     """Quantise the ONNX file ``source``: activations in uint8 by their range on ``inputs``, weights in int8 by channel.
+
+    ``fixed`` are the values of other inputs, if it has any.
 
     Operators are fused and shapes inferred first, in a file beside ``target``.
     """
@@ -53,13 +63,12 @@ def write_qdq(source: Path, target: Path, inputs: Sequence[Tensor], *, reduce_ra
     preparing = onnx_module("onnxruntime.quantization.shape_inference")
     onnx = onnx_module("onnx")
 
-    class Reader(quantization.CalibrationDataReader):  # type: ignore[name-defined]
-        def __init__(self) -> None:
-            self._remaining = iter(inputs)
+    opened = OnnxModel(source, fixed=fixed)
+    pieces = iter([piece for x in inputs for piece in opened.feeds(x)])
 
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[name-defined]
         def get_next(self) -> dict[str, np.ndarray] | None:
-            x = next(self._remaining, None)
-            return None if x is None else {"input": x.float().contiguous().numpy()}
+            return next(pieces, None)
 
     prepared = target.with_name("prepared.onnx")
     try:
@@ -93,6 +102,7 @@ def with_half_weights(source: Path, target: Path) -> None:
     """
     onnx = onnx_module("onnx")
     proto = onnx.load(source)
+    _store_constants(proto.graph)
     casts = []
     for tensor in proto.graph.initializer:
         if tensor.data_type != onnx.TensorProto.FLOAT or len(tensor.dims) < 2:
@@ -107,6 +117,19 @@ def with_half_weights(source: Path, target: Path) -> None:
     proto.graph.node.extend([*casts, *operators])
     onnx.save_model(proto, target)
     OnnxModel(target)  # raises if ONNX Runtime cannot open the file
+
+
+def _store_constants(graph: Any) -> None:
+    """Turn tensors in Constant nodes into stored ones."""
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        tensor = next((item.t for item in node.attribute if item.name == "value" and node.op_type == "Constant"), None)
+        if tensor is None:
+            graph.node.append(node)
+        else:
+            graph.initializer.add().CopyFrom(tensor)
+            graph.initializer[-1].name = node.output[0]
 
 
 @contextmanager

@@ -6,21 +6,24 @@ import copy
 import os
 import tempfile
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tensigma.deployment.archive import save
 from tensigma.deployment.equalisation import equalise as equalised
 from tensigma.deployment.exporting import export
-from tensigma.deployment.onnx_model import OnnxModel, file_size, onnx_module
+from tensigma.deployment.measuring import file_size
 from tensigma.deployment.qdq import check_half, needs_reduced_range, with_half_weights, write_qdq
 from tensigma.errors import InputError
 from tensigma.evaluation import Evaluation, compare, size_of
 from tensigma.files import whole_file
+from tensigma.graphs import OnnxModel, OnnxNetwork, onnx_module
 from tensigma.running import Batch, Batches, Wanted, borrowed, leaves, run
 
 Precision = Literal["int8", "fp16"]
@@ -112,6 +115,8 @@ def quantize(
     if max_samples < 1:
         raise InputError(f"got max_samples={max_samples}; ranges need at least one sample")
     target = Path(path)
+    if isinstance(model, OnnxNetwork):
+        _check_graph(model, target, precision)
     form = "archive" if precision == "fp16" and target.suffix != ".onnx" else "onnx"
     if form == "onnx":
         for name in ("onnx", "onnxscript", "onnxruntime"):
@@ -136,7 +141,7 @@ def quantize(
             files = _write_onnx(
                 model, original, inputs, Path(scratch), precision=precision, equal=equal, reduce_range=reduced
             )
-            models = {name: OnnxModel(file) for name, file in files.items()}
+            models = {name: OnnxModel(file, fixed=_fixed(model)) for name, file in files.items()}
             sizes = {name: file_size(sizes.get(name, sizes["before"]), file) for name, file in files.items()}
         figures = compare(
             models,
@@ -189,11 +194,28 @@ def _write_onnx(
     if precision == "fp16":
         with_half_weights(files["before"], files["after"])
     else:
-        write_qdq(files["before"], files["after"], inputs, reduce_range=reduce_range)
+        write_qdq(files["before"], files["after"], inputs, reduce_range=reduce_range, fixed=_fixed(model))
     if original is not None:
         files["original"] = folder / "original.onnx"
         export(_single(original), files["original"], inputs[0])
     return files
+
+
+def _fixed(model: nn.Module) -> Mapping[str, np.ndarray] | None:
+    """The values of inputs that are always the same."""
+    return model.fixed_inputs if isinstance(model, OnnxNetwork) else None
+
+
+def _check_graph(network: OnnxNetwork, target: Path, precision: Precision) -> None:
+    """Refuse what cannot be done with a network that came as an ONNX file."""
+    if precision == "fp16" and target.suffix != ".onnx":
+        raise InputError(
+            f"a model that came as an ONNX file goes into one; give a name that ends with .onnx, not {target}"
+        )
+    if any(parameter.dtype != torch.float32 for parameter in network.parameters()):
+        raise InputError(
+            f"{network.source.path} has weights of other precision than float32; quantise the original file"
+        )
 
 
 def _first_samples(batches: Any, input: str | int | None, most: int) -> list[tuple[Tensor, Tensor | None]]:

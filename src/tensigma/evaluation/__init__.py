@@ -3,6 +3,7 @@
 from tensigma.evaluation.certificate import Certificate
 from tensigma.evaluation.figures import Evaluation, EvaluationProgress, compare, evaluate
 from tensigma.evaluation.latency import Timing, measure_latency
+from tensigma.evaluation.runtime import runtime_in_words, runtime_note
 from tensigma.evaluation.size import Size, count_bytes, count_params, size_of
 
 __all__ = [
@@ -16,5 +17,7 @@ __all__ = [
     "count_params",
     "evaluate",
     "measure_latency",
+    "runtime_in_words",
+    "runtime_note",
     "size_of",
 ]

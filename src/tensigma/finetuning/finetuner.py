@@ -23,6 +23,7 @@ from tensigma.running import (
     Pairs,
     Wanted,
     borrowed,
+    check_gradients,
     count_batches,
     hold_out,
     kept_rng,
@@ -90,6 +91,11 @@ def finetune(
     (0.1, True)
     """
     begin = time.perf_counter()
+    check_gradients(
+        model,
+        "fine-tuning",
+        "Fine-tune the PyTorch model that the file was exported from, or compress with a larger budget or more data.",
+    )
     rates = _rates(learning_rates)
     _check(epochs=epochs, optimizer=optimizer, temperature=temperature, patience=patience, mix=mix)
     if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -58,7 +58,7 @@ def measured_effects(
     start = time.perf_counter()
     disturbances = {}
     for layer in layers:
-        disturbance = _Disturbance.of(layer, model.get_submodule(layer.name))
+        disturbance = Disturbance.of(layer, model.get_submodule(layer.name))
         if disturbance is not None:
             disturbances[layer.name] = disturbance
     sums = dict.fromkeys(disturbances, 0.0)
@@ -94,7 +94,7 @@ def normalised(effects: Mapping[str, float]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Disturbance:
+class Disturbance:
     """The weakest output directions of one layer, and the share of its energy that they carry."""
 
     #: One basis per group, (t/groups, directions).
@@ -105,7 +105,7 @@ class _Disturbance:
     n_spatial: int
 
     @classmethod
-    def of(cls, layer: Candidate, module: nn.Module) -> _Disturbance | None:
+    def of(cls, layer: Candidate, module: nn.Module) -> Disturbance | None:
         """The weakest directions whose energy is nearest to ``_ERROR2``; None if they carry none."""
         geometry = layer.geometry
         if SVD_METHOD.why_not(geometry, layer.norm) is not None:
@@ -139,7 +139,7 @@ class _Disturbance:
 
 
 @contextmanager
-def _listening(model: nn.Module, disturbances: Mapping[str, _Disturbance]) -> Iterator[dict[str, Tensor]]:
+def _listening(model: nn.Module, disturbances: Mapping[str, Disturbance]) -> Iterator[dict[str, Tensor]]:
     """By how much the disturbance of each layer moves the value that a backward pass inside the block starts from.
 
     One number per sample; layers that are called several times are disturbed in all calls at once.

@@ -18,7 +18,16 @@ from torch.nn import functional
 
 from tensigma.errors import InputError
 from tensigma.layers import find_layers
-from tensigma.running import Batch, Batches, borrowed, dense_scores_of, drawn_labels, run, safe_backward
+from tensigma.running import (
+    Batch,
+    Batches,
+    borrowed,
+    check_gradients,
+    dense_scores_of,
+    drawn_labels,
+    run,
+    safe_backward,
+)
 
 
 def sensitivities(
@@ -42,6 +51,7 @@ def sensitivities(
     """
     if not 0 <= power <= 1:
         raise InputError(f"power lies between 0 (all layers alike) and 1, got {power!r}")
+    check_gradients(model, "measuring sensitivities", "weights='auto' of tensigma.plan measures by forward runs.")
     listener = _Listener(model)
     generator = torch.Generator().manual_seed(seed)
     samples = 0

@@ -17,8 +17,19 @@ from torch import nn
 
 from tensigma.planning.budgets import CostBudget
 from tensigma.planning.effects import measured_effects
+from tensigma.planning.forward_effects import forward_effects, forward_samples
 from tensigma.planning.plans import Front, Plan
-from tensigma.running import Listener, Probe, Progress, UnlikeAnswers, Wanted, is_one_shot, rank_and_size, silent
+from tensigma.running import (
+    Listener,
+    Probe,
+    Progress,
+    UnlikeAnswers,
+    Wanted,
+    has_gradients,
+    is_one_shot,
+    rank_and_size,
+    silent,
+)
 from tensigma.solving import Candidate
 
 logger = logging.getLogger(__name__)
@@ -31,6 +42,8 @@ POWER_OF_SEARCH = 0.5
 # samples as these multiply-adds allow, within limits: effects need to be roughly right, the trials decide.
 _PASSES = 5
 _MACS, _FEWEST, _MOST_EFFECTS, _MOST_TRIALS = 2e12, 64, 256, 1024
+# Models without gradients run outside PyTorch in part, and take longer than their multiply-adds say.
+_MOST_FORWARD_TRIALS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,18 +146,23 @@ def weigher_for(
     work = sum(layer.cost(None).macs for layer in layers)
     n_effects = _samples(work * _PASSES, _MOST_EFFECTS)
     n_trials = _samples(work * len(POWERS), _MOST_TRIALS)
+    differentiable = has_gradients(model)
+    if not differentiable:
+        n_effects, n_trials = forward_samples(layers), min(n_trials, _MOST_FORWARD_TRIALS)
     try:
         probe = Probe(model, data, samples=n_trials if trials else n_effects, input=input)
         if probe.is_silent:
             return None
         part = probe.first(n_effects)
-        effects = measured_effects(model, layers, part, report=report)
+        effects = (measured_effects if differentiable else forward_effects)(model, layers, part, report=report)
     except UnlikeAnswers as error:
         logger.info("layers count alike, because answers cannot be compared: %s", error)
         return None
     if not effects:
         return None
     facts = {"effect_samples": part.samples, "data": getattr(data, "name", None)}
+    if not differentiable:
+        facts["by"] = "forward runs"
     return Weigher(effects, probe, build, facts=facts, report=report)
 
 
@@ -157,6 +175,8 @@ def weighing_in_words(note: Mapping[str, Any]) -> str:
     if not note["tried"] and not note["power"]:
         return "errors count alike; weighed by their effects on the answers they would lead to the same plan"
     way = f"by their effects on the answers, to the power {note['power']:g}" if note["power"] else "alike"
+    if note["power"] and note.get("by") == "forward runs":
+        way += f" (measured without gradients, layer by layer on {note['effect_samples']:,} samples)"
     if not note["tried"]:
         return f"errors count {way}, measured on {note['effect_samples']:,} samples"
     return f"errors count {way}, the best of {len(note['tried'])} ways tried on {note['samples']:,} samples"

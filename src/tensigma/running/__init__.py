@@ -14,6 +14,7 @@ from tensigma.running.batches import (
 )
 from tensigma.running.borrowing import borrowed, device_of, kept_rng, run, seed_all
 from tensigma.running.digests import Digest, tensors_of, weights_digest
+from tensigma.running.gradients import check_gradients, has_gradients
 from tensigma.running.halting import OutOfOrder, halted_passes, live_bytes
 from tensigma.running.holdout import Pair, Pairs, SetAside, hold_out, mixed
 from tensigma.running.onednn import safe_backward, safe_layout
@@ -46,6 +47,7 @@ __all__ = [
     "alike",
     "answered",
     "borrowed",
+    "check_gradients",
     "check_together",
     "class_labels",
     "common_device",
@@ -56,6 +58,7 @@ __all__ = [
     "everyone",
     "floats_of",
     "halted_passes",
+    "has_gradients",
     "hold_out",
     "input_of",
     "is_batch",

@@ -40,6 +40,10 @@ def load_data(
     | option | meaning |
     |---|---|
     | ``size=224`` | side of the square network input, cropped from the centre |
+    | ``size=48x320`` | height and width of the network input; the whole image is stretched to it |
+    | ``fit=pad`` | instead of stretching, keep proportions and put zeros right and below |
+    | ``order=bgr`` | colours from blue to red; ``mean`` and ``std`` are in that order too |
+    | ``layout=nhwc`` | channels last, as networks from TensorFlow take them |
     | ``resize=256`` | short side before the crop; for a folder 256/224 of ``size``, otherwise ``size`` |
     | ``via=32`` | down to this resolution, then up again: images as detailed as those of a low-resolution set |
     | ``interpolation=bicubic`` | or ``bilinear`` (default) |
@@ -90,6 +94,10 @@ def _adjusted(view: View, options: DataOptions) -> View:
         resize=options.resize or view.resize,
         via=options.via,
         interpolation=options.interpolation,
+        shape=options.shape,
+        fit=options.fit,
+        order=options.order,
+        layout=options.layout,
         mean=options.mean or view.mean,
         std=options.std or view.std,
     )
@@ -99,7 +107,7 @@ def _open_folder(spec: Spec, options: DataOptions) -> tuple[Source, View, DataOp
     size = options.size or 224
     view = View(scale=255, size=size, resize=round(size * 256 / 224), mean=IMAGENET_MEAN, std=IMAGENET_STD)
     source = open_folder(Path(spec.target).expanduser())
-    if options.size is None and options.resize is None:
+    if options.size is None and options.shape is None and options.resize is None:
         sides = source.first_size()
         # A network for small images also runs on enlarged ones, and its statistics would describe those.
         if sides is not None and 2 * min(sides) <= size:

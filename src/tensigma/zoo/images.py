@@ -27,6 +27,13 @@ class View:
     #: Side of a square to shrink to and enlarge from, so that images are as detailed as a set of that resolution.
     via: int | None = None
     interpolation: str = "bilinear"
+    #: Height and width to bring the whole image to, instead of a square from its centre: by stretching it, or with its
+    #: proportions kept and zeros right and below.
+    shape: tuple[int, int] | None = None
+    fit: str = "stretch"
+    #: Order of the colours, "rgb" or "bgr", and place of the channels, "nchw" or "nhwc".
+    order: str = "rgb"
+    layout: str = "nchw"
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
 
@@ -38,15 +45,31 @@ class View:
         tensor([1.])
         """
         x = images.float()
-        if self.resize is not None:
+        if self.shape is not None:
+            x = self._to(x, self._fitted(x, self.shape))
+        elif self.resize is not None:
             x = self._to_short_side(x, self.resize)
-        if self.size is not None:
+        if self.size is not None and self.shape is None:
             x = self._crop(x, self.size)
         if self.via is not None:
             size = x.shape[-2:]
             x = self._to(self._to(x, (self.via, self.via)), size)
+        if self.order == "bgr":
+            x = x.flip(1)
         mean, std = self._statistics(x.shape[1])
-        return (x / self.scale - mean) / std
+        x = (x / self.scale - mean) / std
+        if self.shape is not None:
+            height, width = self.shape
+            x = F.pad(x, (0, width - x.shape[-1], 0, height - x.shape[-2]))
+        return x.permute(0, 2, 3, 1).contiguous() if self.layout == "nhwc" else x
+
+    def _fitted(self, x: Tensor, shape: tuple[int, int]) -> tuple[int, int]:
+        """The size to bring an image to within ``shape``."""
+        if self.fit == "stretch":
+            return shape
+        factor = min(side / length for side, length in zip(shape, x.shape[-2:], strict=True))
+        height, width = (max(1, min(side, round(factor * n))) for side, n in zip(shape, x.shape[-2:], strict=True))
+        return height, width
 
     def _statistics(self, n_channels: int) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, (c, 1, 1) or (1, 1, 1) each."""

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from tensigma.errors import InputError
+from tensigma.graphs import load_onnx
 from tensigma.zoo.networks import NETWORKS
 from tensigma.zoo.spec import Spec, call_factory, literal, require, unknown, unknown_scheme
 from tensigma.zoo.weights import load_weights_
@@ -29,8 +30,11 @@ def load_model(spec: str, weights: str | Path | None = None, *, num_classes: int
     | ``torchvision:resnet18`` | torchvision's; auxiliary heads are left out |
     | ``timm:resnet50`` | timm's |
     | ``path/to/file.py:factory`` | what that function returns; the file is executed |
+    | ``path/to/model.onnx`` | the network in that file, by :func:`tensigma.load_onnx` |
 
-    Options of the constructor may follow: ``timm:resnet50?in_chans=1&drop_rate=0.1``.
+    Options of the constructor may follow: ``timm:resnet50?in_chans=1&drop_rate=0.1``. Those of an ONNX file are
+    ``input``, the name of the input that images go to, and the values of its other inputs:
+    ``model.onnx?input=image&scale=[[1,1]]``.
 
     Args:
         spec: The name.
@@ -87,6 +91,14 @@ def _from_file(spec: Spec, options: dict[str, Any], trained: bool) -> Any:
     return call_factory(spec, **options)
 
 
+def _from_onnx(spec: Spec, options: dict[str, Any], trained: bool) -> Any:
+    if trained:
+        raise InputError(f"{spec} has its weights inside; leave out {{weights}}", parameters=("weights",))
+    input = options.pop("input", None)
+    options.pop("num_classes", None)
+    return load_onnx(spec.target, input=input, fixed=options)
+
+
 def _call(spec: Spec, builder: Callable[..., Any], options: dict[str, Any]) -> Any:
     try:
         return builder(**options)
@@ -99,4 +111,5 @@ _SCHEMES: dict[str, Callable[[Spec, dict[str, Any], bool], Any]] = {
     "torchvision": _from_torchvision,
     "timm": _from_timm,
     "file": _from_file,
+    "onnx": _from_onnx,
 }

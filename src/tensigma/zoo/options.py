@@ -18,6 +18,10 @@ class DataOptions:
     resize: int | None = None
     via: int | None = None
     interpolation: str = "bilinear"
+    shape: tuple[int, int] | None = None
+    fit: str = "stretch"
+    order: str = "rgb"
+    layout: str = "nchw"
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     classes: tuple[str, ...] | None = None
@@ -40,6 +44,11 @@ class DataOptions:
             self.interpolation in ("bilinear", "bicubic"),
             "give bilinear or bicubic",
         )
+        sides = self.shape or (1, 1)
+        _check("size", self.shape, len(sides) == 2 and min(sides) >= 1, "give one number, or HEIGHTxWIDTH")
+        _check("fit", self.fit, self.fit in ("stretch", "pad"), "give stretch or pad")
+        _check("order", self.order, self.order in ("rgb", "bgr"), "give rgb or bgr")
+        _check("layout", self.layout, self.layout in ("nchw", "nhwc"), "give nchw or nhwc")
         _check("unreadable", self.unreadable, self.unreadable in ("error", "skip"), "give error or skip")
         _check("split", self.split, self.split in (None, "train", "val", "test"), "give train, val or test")
         _check("holdout", self.holdout, self.holdout is None or 0 < self.holdout < 1, "give a share between 0 and 1")
@@ -50,14 +59,16 @@ class DataOptions:
     @classmethod
     def of(cls, spec: Spec, defaults: Mapping[str, Any]) -> DataOptions:
         """The options in ``spec``, which override ``defaults`` given as keywords."""
-        names = [field.name for field in fields(cls)]
+        names = [field.name for field in fields(cls) if field.name != "shape"]
         values: dict[str, Any] = {}
         for key, value in (dict(defaults) | spec.options).items():
             if key not in names:
                 raise unknown(f"{spec}: the option", key, names)
             # Keywords take the written form too, so that mean=0.5 and classes=[3, "cat"] work.
             text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-            if value is not None:
+            if key == "size" and not text.isdecimal() and value is not None:
+                values["shape"] = tuple(_whole(key, side) for side in text.replace(",", "x").split("x"))
+            elif value is not None:
                 values[key] = _CONVERTERS[key](key, text)
         return cls(**values)
 
@@ -104,6 +115,9 @@ _CONVERTERS: dict[str, Callable[[str, str], Any]] = {
     "resize": _whole,
     "via": _whole,
     "interpolation": _word,
+    "fit": _word,
+    "order": _word,
+    "layout": _word,
     "mean": _numbers,
     "std": _numbers,
     "classes": _names,

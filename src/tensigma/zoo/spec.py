@@ -1,4 +1,4 @@
-"""Names of models and data as users write them: ``scheme:target?key=value&key=value``, or ``file.py:factory``."""
+"""Names of models and data as users write them: ``scheme:target?key=value``, ``file.py:factory`` or ``file.onnx``."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ class Spec:
     Spec(scheme='imagefolder', target='photos', options={'size': '96', 'classes': 'cat,dog'})
     >>> Spec.parse("models/mine.py:tiny")
     Spec(scheme='file', target='models/mine.py:tiny', options={})
+    >>> Spec.parse("models/mine.onnx")
+    Spec(scheme='onnx', target='models/mine.onnx', options={})
     """
 
     scheme: str
@@ -48,13 +50,15 @@ class Spec:
         path, colon, _ = head.rpartition(":")
         if colon and path.endswith(".py"):
             return cls("file", head, options)
+        if head.endswith(".onnx"):
+            return cls("onnx", head, options)
         scheme, colon, target = head.partition(":")
         if not colon:
             raise _no_scheme(text, Path(head), kind, list(schemes))
         return cls(scheme.strip(), target.strip(), options)
 
     def __str__(self) -> str:
-        head = self.target if self.scheme == "file" else f"{self.scheme}:{self.target}"
+        head = self.target if self.scheme in ("file", "onnx") else f"{self.scheme}:{self.target}"
         tail = "&".join(f"{key}={value}" for key, value in self.options.items())
         return f"{head}?{tail}" if tail else head
 
@@ -105,7 +109,8 @@ def _no_scheme(text: str, path: Path, kind: str, schemes: list[str]) -> InputErr
 
 
 def _forms(schemes: Iterable[str]) -> list[str]:
-    return ["path/to/file.py:factory" if scheme == "file" else f"{scheme}:…" for scheme in schemes]
+    paths = {"file": "path/to/file.py:factory", "onnx": "path/to/model.onnx"}
+    return [paths.get(scheme, f"{scheme}:…") for scheme in schemes]
 
 
 def _functions(path: Path) -> list[str]:

@@ -10,9 +10,9 @@ from torch import nn
 
 import tensigma as ts
 from tensigma.deployment import OnnxModel
-from tensigma.deployment.onnx_model import onnx_module
 from tensigma.errors import InputError, MissingExtra, StoreError
 from tensigma.evaluation import Size, compare, measure_latency
+from tensigma.graphs import onnx_module
 
 pytestmark = pytest.mark.slow
 

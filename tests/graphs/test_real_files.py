@@ -1,0 +1,39 @@
+"""Real ONNX files, fed with text lines and pages that Pillow draws."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+import onnx_files
+import pytest
+from onnx_files import TASKS
+
+import tensigma as ts
+
+FOLDER = Path(os.environ.get("TENSIGMA_DATA") or "absent") / "onnx"
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.slow,
+    pytest.mark.skipif(not FOLDER.is_dir(), reason="TENSIGMA_DATA names no folder with real ONNX files"),
+]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_at_full_rank_the_answers_are_the_same(name: str, tmp_path: Path):
+    task, file = TASKS[name], tmp_path / "small.onnx"
+    network = ts.load_onnx(FOLDER / task.file)
+    assert not network.left_alone
+    plan = ts.plan(network, ranks=ts.Ranks({"*": 10**6}), norm="frobenius", method="svd", skip=(), saving="none")
+    full, report = ts.compress(network, plan)
+    assert len(report.compressed) >= 30
+    x = task.inputs(2, 1)
+    ts.export(full, file, x)
+    answers = [onnx_files.answers(ts.graphs.OnnxModel(path), x, 2) for path in (file, FOLDER / task.file)]
+    assert onnx_files.difference(*answers) < 1e-4
+    assert task.agree(*map(task.read, answers)) == 1
+    before, after = onnx.load(FOLDER / task.file), onnx.load(file)
+    for field in ("ir_version", "producer_name", "opset_import", "metadata_props"):
+        assert getattr(before, field) == getattr(after, field)
+    assert (before.graph.input, before.graph.output) == (after.graph.input, after.graph.output)
