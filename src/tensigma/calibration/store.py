@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tensigma.errors import StoreError
-from tensigma.files import whole_folder
+from tensigma.files import recover, whole_folder
 
 FORMAT = "tensigma-calibration"
 VERSION = 1
@@ -48,6 +48,7 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The manifest of the store at ``path``, checked for format, version and missing files."""
     folder = Path(path)
     file = folder / MANIFEST
+    recover(folder)
     if not folder.is_dir():
         raise StoreError(f"{folder} is not a folder; a calibration store is a folder written by Calibration.save")
     if not file.is_file():

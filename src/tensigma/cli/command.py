@@ -48,7 +48,7 @@ def command(function: Callable[..., None], *, threads: int | None = None) -> Cal
         if quiet and verbose:
             raise typer.BadParameter("--quiet and --verbose contradict each other; give one of them")
         screen = Screen(json=json, quiet=quiet, verbose=verbose)
-        with _errors_shown(screen), screen.listening(), ts.running.threads(threads):
+        with _errors_shown(screen), screen.until_end, screen.listening(), ts.running.threads(threads):
             function(screen, **arguments)
 
     # typer reads options from the signature: leave out the screen, add the shared options.

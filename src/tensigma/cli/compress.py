@@ -31,7 +31,7 @@ from tensigma.cli.options import (
     Weights,
     Workers,
 )
-from tensigma.cli.outputs import MODEL, check_folder, is_output, to_json
+from tensigma.cli.outputs import MODEL, claim_folder, is_output, to_json
 from tensigma.cli.plan import plan_facts
 from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
@@ -156,7 +156,7 @@ def compress(
     check_choice(budget=budget, ranks=ranks, plan=plan)
     if plan is not None:
         check_absent(context, "method", "norm", "layers", "skip", "holdout", "weigh")
-    check_folder(out, force=force, format=MODEL)
+    claim_folder(screen, out, force=force, format=MODEL)
     plan_or_recipe = (
         recipe_of(budget, ranks, method, norm, layers, skip, seed, weigh) if plan is None else ts.Plan.load(plan)
     )

@@ -20,6 +20,7 @@ from tensigma.cli.progress import Step, duration
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.errors import StoreError
+from tensigma.files import claimed
 
 _FORMAT = "tensigma-demo"
 # The smallest default result whose agreement with the original is at least this is kept.
@@ -51,6 +52,7 @@ def demo(screen: Screen, out: Out = Path("demo-output"), cache: Cache = None, se
     experiments = ts.experiments
     ts.report.check_renderer()
     _check_out(out)
+    screen.until_end.enter_context(claimed(out))
     train_data = ts.zoo.load_data(experiments.TRAIN)
     test_data = ts.zoo.load_data(experiments.TEST, batch_size=256)
     weights = (cache or out) / f"digits-cnn-{seed}.safetensors"

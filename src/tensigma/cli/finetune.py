@@ -9,7 +9,7 @@ import tensigma as ts
 from tensigma.cli.command import command
 from tensigma.cli.loading import Network, compressed_of, data_of, is_untrained, model_of, name_of, required_data
 from tensigma.cli.options import BatchSize, DataNames, Device, Force, Seed, Weights, Workers
-from tensigma.cli.outputs import MODEL, check_folder, is_output, to_json
+from tensigma.cli.outputs import MODEL, claim_folder, is_output, to_json
 from tensigma.cli.parsing import parse_rates
 from tensigma.cli.progress import duration
 from tensigma.cli.report import read_report
@@ -101,7 +101,7 @@ def finetune(
     """
     if screen.size > 1:
         raise InputError("fine-tuning runs in one process; start it without torchrun")
-    check_folder(out, force=force, format=MODEL)
+    claim_folder(screen, out, force=force, format=MODEL)
     rates = parse_rates(learning_rates) or (1e-3, 1e-4, 1e-5)
     check_archive(archive)
     report = read_report(archive / "report.json")[0] if (archive / "report.json").is_file() else None

@@ -11,7 +11,7 @@ import typer
 import tensigma as ts
 from tensigma.cli.command import command
 from tensigma.cli.options import Force
-from tensigma.cli.outputs import check_file
+from tensigma.cli.outputs import claim_file
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import report_table, summary_table
 from tensigma.errors import StoreError
@@ -34,7 +34,7 @@ def report(screen: Screen, source: Source, out: Out = None, force: Force = False
     """
     if out is not None:
         ts.report.check_renderer()
-        check_file(out, force=force)
+        claim_file(screen, out, force=force)
     stored, evaluation, runs = read_report(source / "report.json" if source.is_dir() else source)
     if out is not None and screen.speaks:
         out.parent.mkdir(parents=True, exist_ok=True)

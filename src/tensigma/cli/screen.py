@@ -8,7 +8,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import typer
@@ -34,6 +34,8 @@ class Screen:
         self.rank, self.size = ts.running.rank_and_size()
         self._out = _console(stderr=False)
         self._err = _console(stderr=True)
+        #: What is held until the command ends, such as the place of its output.
+        self.until_end = ExitStack()
 
     @property
     def speaks(self) -> bool:

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tensigma.errors import InputError, StoreError
-from tensigma.files import whole_folder
+from tensigma.files import recover, whole_folder
 from tensigma.layers import (
     Format,
     Geometry,
@@ -158,6 +158,7 @@ def _is_archive(place: Path) -> bool:
 
 def _manifest(place: Path) -> dict[str, Any]:
     file = place / MANIFEST
+    recover(place)
     if not place.is_dir():
         raise StoreError(f"{place} is not a folder; a compressed model is a folder written by tensigma.save")
     try:

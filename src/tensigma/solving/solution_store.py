@@ -11,7 +11,6 @@ import copy
 import json
 import logging
 import os
-import threading
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from tensigma.calibration import LayerStats
 from tensigma.errors import StoreError
+from tensigma.files import sweep, whole_file
 from tensigma.layers import Format
 from tensigma.running import Digest
 from tensigma.solving.solution import Solution, solve
@@ -58,6 +58,7 @@ class Solutions:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise StoreError(f"the cache {self.folder} cannot be created: {error.strerror or error}") from error
+            sweep(self.folder)
 
     def get_or_solve(
         self,
@@ -143,15 +144,10 @@ def _stats_digest(stats: LayerStats, *, weighs_entries: bool) -> str:
 
 
 def _write(file: Path, solution: Solution) -> None:
-    # One name per thread and process, so that two that solve the same layer do not collide.
-    partial = file.with_suffix(f".partial-{os.getpid()}-{threading.get_ident()}")
     tensors = {key: tensor.cpu() for key, tensor in solution.tensors().items()}
-    try:
+    # Not waiting for the disk: a solution cut short by a power cut is noticed and solved again.
+    with whole_file(file, durable=False) as partial:
         save_file(tensors, partial, metadata={"solution": json.dumps(solution.facts())})
-        partial.replace(file)
-    except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
-        raise StoreError(f"the cache cannot be written to: {error}") from error
 
 
 def _read(file: Path, treatment: Treatment) -> Solution | None:
