@@ -22,7 +22,7 @@ from tensigma.layers.geometry import TARGETS, Geometry
 from tensigma.layers.kernel import kernels_of, to_kernels, to_weight, why_not
 from tensigma.layers.patterns import matches, select
 from tensigma.layers.recognition import find_compressed, original_fingerprint, recognise
-from tensigma.layers.replace import Layer, find_layers, replace_
+from tensigma.layers.replace import Layer, find_layers, memory_format_of, replace_
 from tensigma.layers.spatial_svd_format import SpatialSVDFormat
 from tensigma.layers.stages import (
     along,
@@ -69,6 +69,7 @@ __all__ = [
     "joined",
     "kernels_of",
     "matches",
+    "memory_format_of",
     "original_fingerprint",
     "pointwise",
     "pointwise_kernel",

@@ -13,7 +13,7 @@ from tensigma.running.batches import (
     target_labels,
 )
 from tensigma.running.borrowing import borrowed, device_of, kept_rng, run, seed_all
-from tensigma.running.digests import Digest, tensors_of, weights_digest
+from tensigma.running.digests import Digest, content_digest, content_digests, tensors_of, weights_digest
 from tensigma.running.halting import OutOfOrder, halted_passes, live_bytes
 from tensigma.running.holdout import Pair, Pairs, SetAside, hold_out, mixed
 from tensigma.running.onednn import safe_backward, safe_layout
@@ -49,6 +49,8 @@ __all__ = [
     "check_together",
     "class_labels",
     "common_device",
+    "content_digest",
+    "content_digests",
     "count_batches",
     "dense_scores_of",
     "device_of",
