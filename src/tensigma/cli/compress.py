@@ -38,7 +38,7 @@ from tensigma.cli.screen import Screen
 from tensigma.cli.sources import Planned, Sources, check_absent, check_choice, recipe_of
 from tensigma.cli.tables import plan_table, report_table, summary_table
 from tensigma.errors import MissingExtra
-from tensigma.files import whole_folder
+from tensigma.files import seal, whole_folder
 
 _HOW = "How to fit"
 Out = Annotated[
@@ -290,7 +290,7 @@ class Result:
         with whole_folder(out, force=force, is_ours=lambda folder: is_output(folder, MODEL)) as place:
             ts.save(self.model, place)
             self.plan.save(place / "plan.json")
-            (place / "report.json").write_text(to_json(self.report.to_json()), encoding="utf-8")
+            (place / "report.json").write_text(to_json(seal(self.report.to_json())), encoding="utf-8")
             if page:
                 ts.write_report(self.report, place / "report.html", evaluation=self.evaluation)
 

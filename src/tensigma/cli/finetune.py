@@ -37,7 +37,7 @@ from tensigma.cli.tuning_options import (
     WeightDecay,
 )
 from tensigma.errors import InputError, MissingExtra
-from tensigma.files import whole_folder
+from tensigma.files import seal, whole_folder
 from tensigma.text import share
 
 
@@ -165,7 +165,7 @@ def _write(
     if report is not None:
         # The accuracy in the report was measured before fine-tuning.
         tuned = report.with_notes(evaluation=None, evaluated_on=None, comparison=[], finetuning=history.to_json())
-        texts["report.json"] = to_json(tuned.to_json())
+        texts["report.json"] = to_json(seal(tuned.to_json()))
         with suppress(MissingExtra):
             texts["report.html"] = ts.report.render_report(tuned)
     with whole_folder(out, force=force, is_ours=lambda folder: is_output(folder, MODEL)) as place:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tensigma.cli.screen import Screen
 from tensigma.errors import StoreError
-from tensigma.files import claimed, recover, whole_file
+from tensigma.files import claimed, read_json, recover, whole_file
 
 MODEL = "tensigma-model"
 CALIBRATION = "tensigma-calibration"
@@ -71,6 +71,6 @@ def _check_parents(target: Path) -> None:
 def is_output(folder: Path, format: str) -> bool:
     """Whether a folder holds earlier output of this format."""
     try:
-        return json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get("format") == format
-    except (OSError, ValueError, AttributeError):
+        return read_json(folder / "manifest.json").get("format") == format
+    except (StoreError, AttributeError):
         return False

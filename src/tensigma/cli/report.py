@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from tensigma.cli.outputs import claim_file
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import report_table, summary_table
 from tensigma.errors import StoreError
+from tensigma.files import anything, read_json, sequence
 
 Source = Annotated[
     Path,
@@ -46,16 +46,14 @@ def report(screen: Screen, source: Source, out: Out = None, force: Force = False
 
 def read_report(file: Path) -> tuple[ts.Report, ts.Evaluation | None, list[ts.report.Run]]:
     """A report, and the evaluation and comparison that were noted with it."""
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{file} cannot be read as a report: {error}") from error
+    data = read_json(file)
     if not isinstance(data, dict):
         raise StoreError(f"{file} is not a report; give a report.json from 'tensigma compress'")
     try:
         report = ts.Report.from_json(data)
+        noted = report.notes.get("evaluation")
+        evaluation = ts.Evaluation.from_json(noted) if noted else None
+        runs = sequence(anything)(report.notes.get("comparison", []), "the report is damaged: comparison")
+        return report, evaluation, [ts.report.Run.from_json(run) for run in runs]
     except StoreError as error:
         raise error.prefixed(f"{file}: ") from None
-    noted = report.notes.get("evaluation")
-    evaluation = ts.Evaluation.from_json(noted) if noted else None
-    return report, evaluation, [ts.report.Run.from_json(run) for run in report.notes.get("comparison", ())]

@@ -9,10 +9,54 @@ from typing import Any
 
 from tensigma.errors import StoreError
 from tensigma.evaluation import Size
+from tensigma.files import (
+    SEAL,
+    anything,
+    check_seal,
+    flag,
+    integer,
+    mapping,
+    number,
+    optional,
+    record,
+    sequence,
+    text,
+)
 from tensigma.text import count, share, table
 
 FORMAT = "tensigma-report"
 VERSION = 1
+_SIZE = record({"params": integer(), "macs": optional(integer()), "bytes": integer()})
+_LAYER = record(
+    {
+        "name": text(),
+        "method": text(),
+        "ranks": optional(sequence(integer(1))),
+        "norm": optional(text()),
+        "before": _SIZE,
+        "after": _SIZE,
+    },
+    {
+        "error": optional(number(0)),
+        "frobenius_error": optional(number(0)),
+        "converged": optional(flag),
+        "seconds": number(0),
+        "cached": flag,
+        "reason": optional(text()),
+    },
+)
+_REPORT = record(
+    {
+        "layers": sequence(_LAYER),
+        "before": _SIZE,
+        "after": _SIZE,
+        "seconds": number(0),
+        "library": text(),
+        "notes": mapping(anything),
+    },
+    {"front": optional(mapping(anything)), "spectra": mapping(anything), SEAL: text()},
+    others=anything,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,19 +178,18 @@ class Report:
         >>> Report.from_json(report.to_json()) == report
         True
         """
-        if data.get("format") != FORMAT:
+        if not isinstance(data, Mapping) or data.get("format") != FORMAT:
             raise StoreError("this is not a report written by Report.to_json")
         if data.get("version") != VERSION:
             raise StoreError(f"the report has version {data.get('version')}; this library reads version {VERSION}")
-        try:
-            values = {f.name: data[f.name] for f in fields(cls) if f.name != "page_data"}
-            values["before"], values["after"] = Size(**data["before"]), Size(**data["after"])
-            values["layers"] = tuple(_layer(layer) for layer in data["layers"])
-            # The earliest reports have neither front nor spectra.
-            page = PageData(front=data.get("front"), spectra=data.get("spectra", {}))
-            return cls(**values, page_data=page)
-        except (KeyError, TypeError) as error:
-            raise StoreError(f"the report is damaged: {error}") from None
+        _REPORT(data, "the report is damaged")
+        check_seal(data, "the report")
+        values = {f.name: data[f.name] for f in fields(cls) if f.name != "page_data"}
+        values["before"], values["after"] = Size(**data["before"]), Size(**data["after"])
+        values["layers"] = tuple(_layer(layer) for layer in data["layers"])
+        # The earliest reports have neither front nor spectra.
+        page = PageData(front=data.get("front"), spectra=data.get("spectra", {}))
+        return cls(**values, page_data=page)
 
     def __str__(self) -> str:
         rows = []

@@ -158,10 +158,10 @@ def optional(check: Check) -> Check:
 
 
 def sequence(item: Check, *, least: int = 0) -> Check:
-    """Accept a list whose items ``item`` accepts."""
+    """Accept a list (or, before it went through JSON, a tuple) whose items ``item`` accepts."""
 
     def check(value: Any, where: str) -> Any:
-        if not isinstance(value, list) or len(value) < least:
+        if not isinstance(value, list | tuple) or len(value) < least:
             return _refuse(value, where, "a list" if not least else f"a list of at least {least}")
         return [item(entry, f"{where}[{index}]") for index, entry in enumerate(value)]
 
