@@ -223,6 +223,8 @@ def _entry(name: str, data: Mapping[str, Any]) -> DenseEntry | CompressedEntry:
         "input_size": None if data.get("input_size") is None else tuple(data["input_size"]),
         "calls": float(data.get("calls", 1.0)),
     }
+    if geometry is not None and usage["input_size"] is not None:
+        _check_size(geometry, usage["input_size"])
     if data["ranks"] is None:
         reason = data.get("reason") or "left dense in the plan's file"
         return DenseEntry(name=name, geometry=geometry, norm=norm, method=method, reason=reason, **usage)
@@ -247,6 +249,15 @@ def _check_keys(name: str, data: Mapping[str, Any]) -> None:
             close = difflib.get_close_matches(key, _KEYS, n=1)
             guess = f"did you mean {close[0]!r}? " if close else ""
             raise StoreError(f"layer {name!r}: the key {key!r} is not known; {guess}({', '.join(_KEYS)})")
+
+
+def _check_size(geometry: Geometry, input_size: tuple[int, ...]) -> None:
+    """Refuse a size that no input of the layer has, whose MACs would be nonsense."""
+    if geometry.n_spatial in (0, len(input_size)):
+        sizes = geometry.output_size(input_size)
+        if min((*sizes, *input_size), default=1) >= 0:
+            return
+    raise StoreError(f"no input of this layer has the spatial size {list(input_size)}: {describe(geometry)}")
 
 
 def _ranks(value: Any) -> Any:

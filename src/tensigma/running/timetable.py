@@ -14,7 +14,7 @@ from typing import Any
 from torch import distributed as dist
 
 from tensigma.errors import StoreError
-from tensigma.files import read_json, whole_file
+from tensigma.files import check_seal, read_json, seal, whole_file
 from tensigma.running.processes import process_group, rank_and_size
 from tensigma.running.timing import Chain, Runtime, measure
 
@@ -94,6 +94,8 @@ class TimeTable:
             if not self.file.exists():
                 return {}
             data = read_json(self.file)
+            if isinstance(data, Mapping):
+                check_seal(data, str(self.file))
         except (OSError, StoreError) as error:
             logger.info("%s cannot be read and will be measured again: %s", self.file, error)
             return {}
@@ -105,7 +107,7 @@ class TimeTable:
         return {key: float(value) for key, value in positive.items()}
 
     def _write(self) -> None:
-        data = {"format": FORMAT, "version": VERSION, "about": self.about, "seconds": self._times}
+        data = seal({"format": FORMAT, "version": VERSION, "about": self.about, "seconds": self._times})
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(self.file) as partial:
