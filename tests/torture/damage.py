@@ -220,7 +220,9 @@ def _write_npz(folder: Path) -> None:
 
 
 def _read_npz(folder: Path) -> Value:
-    return [[part.tolist() for part in batch if part is not None] for batch in load_data(f"npz:{folder / 'images.npz'}")]
+    return [
+        [part.tolist() for part in batch if part is not None] for batch in load_data(f"npz:{folder / 'images.npz'}")
+    ]
 
 
 def _write_photo(folder: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -64,4 +67,17 @@ def why_not(module: nn.Module, format: Format | type[Format] | None = None) -> s
         return f"weight has dtype {weight.dtype}; only real floating-point weights can be decomposed"
     if min(weight.shape) == 0:
         return f"weight of shape {tuple(weight.shape)} is empty"
-    return None if format is None else format.why_not(geometry)
+    return _extreme(weight) or (None if format is None else format.why_not(geometry))
+
+
+def _extreme(weight: Tensor) -> str | None:
+    """Why a weight cannot be decomposed for its size: squares of its entries, times those of its inputs, must be
+    numbers. NaN and infinity are an error of the checkpoint, not a reason to leave a layer alone."""
+    if weight.is_meta:
+        return None
+    low, high = (bound.item() for bound in weight.detach().aminmax())
+    largest = max(abs(low), abs(high))
+    limit = 1e100 if weight.dtype == torch.float64 else 1e12
+    if largest == 0 or not math.isfinite(largest) or 1 / limit < largest < limit:
+        return None
+    return f"weight has entries up to {largest:.0e}, whose squares leave the range of numbers; it is left alone"
