@@ -305,7 +305,7 @@ def test_plans_come_back_from_their_file(stats: ts.Calibration, tmp_path: Path) 
         (lambda data: data["layers"]["head"].update(error="x"), "error is 'x'"),
         (lambda data: data["layers"]["grouped"].update(options={"tol": "x"}), "layer 'grouped': "),
         (lambda data: data["layers"]["grouped"].update(options={"toll": 1}), "no option 'toll'"),
-        (lambda data: data.update(n_params=10), "n_params is 10, but its layers have"),
+        (lambda data: data.update(n_params=10), "n_params is 10, but the compressed layers alone have"),
         (lambda data: data.update(notes=[1]), "notes is .1.; expected an object"),
         (lambda data: data.update(extra=[1]), "key 'extra', which is not known"),
     ],

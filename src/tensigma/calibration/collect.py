@@ -21,7 +21,7 @@ from tensigma.calibration.memory import MemoryEstimate, estimate_memory, parse_b
 from tensigma.calibration.reduction import reduce_stats
 from tensigma.calibration.stats import Calibration
 from tensigma.errors import CalibrationWarning, InputError
-from tensigma.layers import compressible, fingerprint, select
+from tensigma.layers import fingerprint, measurable, select
 from tensigma.running import (
     Batches,
     Progress,
@@ -217,7 +217,12 @@ class Runner:
 
     def _run_batches(self, number: int, start: State, collector: Collector, finished: dict[str, LayerStats]) -> None:
         max_samples, max_batches = self.limits
-        weights = {name: cast(Tensor, module.weight) for name, module in collector.targets.items()}
+        # Weights that are computed from others (parametrised, pruned) are left dense and need no gradients.
+        weights = {
+            name: cast(Tensor, module.weight)
+            for name, module in collector.targets.items()
+            if module._parameters.get("weight") is not None
+        }
         if self.fisher:
             for parameter in self.model.parameters():
                 parameter.requires_grad_(False)
@@ -279,12 +284,12 @@ def _run(runner: Runner, *, resume: bool, distributed: bool) -> Mapping[str, Lay
 
 
 def select_layers(model: nn.Module, layers: str | Sequence[str] | None) -> dict[str, nn.Module]:
-    """The compressible layers of ``model`` that match one of the names or patterns, in the order of the model.
+    """The layers of ``model`` that can be measured and match one of the names or patterns, in the order of the model.
 
     >>> list(select_layers(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Linear(2, 2)), "2"))
     ['2']
     """
-    candidates = dict(compressible(model))
+    candidates = dict(measurable(model))
     if not candidates:
         raise InputError(f"{type(model).__name__} has no convolution or Linear layer that Tensigma can read")
     if layers is None:

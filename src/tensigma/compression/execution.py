@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 from dataclasses import replace
@@ -32,7 +31,7 @@ from tensigma.planning import (
     prepare,
     spectra_data,
 )
-from tensigma.running import Batches, Wanted, check_together, is_one_shot, rank_and_size, reporter
+from tensigma.running import Batches, Wanted, check_together, copied, is_one_shot, rank_and_size, reporter
 from tensigma.solving import Solution, jobs_for, run_shared
 
 # Under "auto" sequential fitting takes as many samples as these multiply-adds allow, within limits: fewer tell too
@@ -150,7 +149,7 @@ def compress(
     else:
         jobs = jobs_for(model, plan.treatments, stats)
         solved = run_shared(jobs, solutions=solutions, keep=False, workers=workers, report=report)
-    small = copy.deepcopy(model)
+    small = copied(model)
     replace_(small, {name: solution.modules for name, (solution, _) in solved.items()})
     notes: dict[str, Any] = {"sequential": in_sequence}
     if "weighing" in plan.notes:

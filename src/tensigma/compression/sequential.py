@@ -36,6 +36,7 @@ from tensigma.running import (
     Listener,
     OutOfOrder,
     borrowed,
+    copied,
     device_of,
     halted_passes,
     live_bytes,
@@ -101,7 +102,7 @@ class _Sequence:
     solved: dict[str, tuple[Solution, bool]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.small = copy.deepcopy(self.model).eval()
+        self.small = copied(self.model).eval()
         self._start = time.perf_counter()
 
     def fit_alone(self, names: Iterable[str]) -> None:

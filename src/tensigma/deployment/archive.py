@@ -7,7 +7,6 @@ not stored: :func:`load` takes the original architecture and compares it with wh
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from collections.abc import Mapping
@@ -46,12 +45,13 @@ from tensigma.layers import (
     format_from_json,
     format_to_json,
     from_modules,
+    hooks_of,
     memory_format_of,
     original_fingerprint,
     recognise,
     to_layer,
 )
-from tensigma.running import content_digests
+from tensigma.running import content_digests, copied
 
 FORMAT = "tensigma-model"
 VERSION = 1
@@ -125,8 +125,14 @@ def load(folder: str | os.PathLike[str], model: nn.Module, *, dense: bool = Fals
     difference = first_difference(manifest["architecture"], fingerprint, mine="the archive", yours="the model")
     if difference:
         raise StoreError(f"{place} was saved from another architecture: {difference}")
+    for name in manifest["layers"]:
+        hooks = hooks_of(dict(model.named_modules()).get(name, nn.Identity()))
+        if hooks:
+            raise InputError(
+                f"layer {name!r} of the model has {hooks}, which it would lose; register them after loading"
+            )
     state = _state(place, manifest)
-    loaded = copy.deepcopy(model)
+    loaded = copied(model)
     compressed = {name: _format(name, entry) for name, entry in manifest["layers"].items()}
     for name, (format, bias) in compressed.items():
         try:

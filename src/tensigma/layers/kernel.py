@@ -12,6 +12,30 @@ from tensigma.errors import InputError, UnsupportedLayer
 from tensigma.layers.format import Format
 from tensigma.layers.geometry import TARGETS, Geometry
 
+#: Where torch keeps the hooks of a module.
+_HOOKS = {
+    "_forward_hooks": "forward hooks",
+    "_forward_pre_hooks": "forward pre-hooks",
+    "_backward_hooks": "backward hooks",
+    "_backward_pre_hooks": "backward pre-hooks",
+    "_state_dict_hooks": "hooks on its state dict",
+    "_state_dict_pre_hooks": "hooks on its state dict",
+    "_load_state_dict_pre_hooks": "hooks on loading its state dict",
+    "_load_state_dict_post_hooks": "hooks on loading its state dict",
+}
+
+
+def hooks_of(module: nn.Module) -> str | None:
+    """The kinds of hooks that a module has, in words; None if it has none.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> handle = layer.register_forward_hook(print)
+    >>> hooks_of(layer)
+    'forward hooks'
+    """
+    kinds = dict.fromkeys(words for attribute, words in _HOOKS.items() if getattr(module, attribute, None))
+    return " and ".join(kinds) or None
+
 
 def kernels_of(module: nn.Module) -> tuple[Tensor, ...]:
     """The kernels of the groups of a layer, each (t/groups, s/groups, *taps); one kernel if it is not grouped.
@@ -61,6 +85,9 @@ def why_not(module: nn.Module, format: Format | type[Format] | None = None) -> s
     # The older weight_norm, spectral_norm and pruning recompute the weight before every call.
     if module._parameters.get("weight") is None:
         return "weight is recomputed by a hook (weight_norm, spectral_norm or pruning); remove that first"
+    hooks = hooks_of(module)
+    if hooks:
+        return f"it has {hooks}, which a replaced layer would lose; remove them first"
     weight = module.weight
     assert isinstance(weight, Tensor)
     if not weight.is_floating_point():

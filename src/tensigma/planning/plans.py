@@ -243,9 +243,11 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
             raise StoreError(f"the plan has version {data.get('version')}; this library reads version {VERSION}")
         _PLAN(data, "the plan is damaged")
         entries = [entry_from_json(name, entry) for name, entry in data["layers"].items()]
-        n_params, in_layers = data["n_params"], sum(entry.before.params for entry in entries)
+        n_params, in_layers = data["n_params"], sum(e.before.params for e in entries if isinstance(e, CompressedEntry))
         if n_params < in_layers:
-            raise StoreError(f"the plan is damaged: n_params is {n_params}, but its layers have {in_layers} parameters")
+            raise StoreError(
+                f"the plan is damaged: n_params is {n_params}, but the compressed layers alone have {in_layers}"
+            )
         return cls(entries, n_params=n_params, weights=data.get("weights"), notes=data.get("notes"))
 
     def save(self, file: str | os.PathLike[str]) -> None:

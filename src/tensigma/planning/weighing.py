@@ -18,7 +18,17 @@ from torch import nn
 from tensigma.planning.budgets import CostBudget
 from tensigma.planning.effects import measured_effects
 from tensigma.planning.plans import Front, Plan
-from tensigma.running import Listener, Probe, Progress, UnlikeAnswers, Wanted, is_one_shot, rank_and_size, silent
+from tensigma.running import (
+    Listener,
+    Probe,
+    Progress,
+    UnlikeAnswers,
+    Wanted,
+    allows_gradients,
+    is_one_shot,
+    rank_and_size,
+    silent,
+)
 from tensigma.solving import Candidate
 
 logger = logging.getLogger(__name__)
@@ -138,6 +148,9 @@ def weigher_for(
         if probe.is_silent:
             return None
         part = probe.first(n_effects)
+        if not allows_gradients(model, [layer.name for layer in layers], part.batches[0]):
+            logger.info("layers count alike, because no gradients pass through the model")
+            return None
         effects = measured_effects(model, layers, part, report=report)
     except UnlikeAnswers as error:
         logger.info("layers count alike, because answers cannot be compared: %s", error)

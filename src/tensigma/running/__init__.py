@@ -12,7 +12,8 @@ from tensigma.running.batches import (
     iterate,
     target_labels,
 )
-from tensigma.running.borrowing import borrowed, device_of, kept_rng, run, seed_all
+from tensigma.running.borrowing import allows_gradients, borrowed, device_of, kept_rng, run, seed_all
+from tensigma.running.copying import copied
 from tensigma.running.digests import Digest, content_digest, content_digests, tensors_of, weights_digest
 from tensigma.running.halting import OutOfOrder, halted_passes, live_bytes
 from tensigma.running.holdout import Pair, Pairs, SetAside, hold_out, mixed
@@ -44,6 +45,7 @@ __all__ = [
     "Wanted",
     "WeightedProgress",
     "alike",
+    "allows_gradients",
     "answered",
     "borrowed",
     "check_together",
@@ -51,6 +53,7 @@ __all__ = [
     "common_device",
     "content_digest",
     "content_digests",
+    "copied",
     "count_batches",
     "dense_scores_of",
     "device_of",
