@@ -158,6 +158,11 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         """Compression rate: parameters of the whole model before ÷ after."""
         return self.before.params / max(self.after.params, 1)
 
+    @property
+    def raises_macs(self) -> bool:
+        """Whether the plan needs more multiply-adds than the model does now."""
+        return bool(self.compressed) and self.after.macs > self.before.macs
+
     def with_(
         self,
         layers: str | Sequence[str],
@@ -289,7 +294,8 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         macs = [count(before.macs), f"→ {count(after.macs)}"] if sized else ["–", ""]
         rows.append(["total", "", count(before.params), f"→ {count(after.params)}", *macs, "", ""])
         header = ["layer", "format", "params", "", "MACs", "", "error", "why dense"]
-        return table(header, rows, left=(0, 1, 3, 5, 7)) + f"\nrate {self.rate:.2f}"
+        rise = f", but {after.macs / before.macs:.2f} times the MACs" if self.raises_macs else ""
+        return table(header, rows, left=(0, 1, 3, 5, 7)) + f"\nrate {self.rate:.2f}{rise}"
 
 
 def _left_dense(entry: DenseEntry | CompressedEntry) -> DenseEntry:
