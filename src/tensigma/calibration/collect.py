@@ -18,6 +18,7 @@ from tensigma.calibration.checkpoint import Checkpoint, State
 from tensigma.calibration.collector import Collector
 from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.memory import MemoryEstimate, estimate_memory, parse_bytes, plan_passes
+from tensigma.calibration.normalisation import FirstNorm
 from tensigma.calibration.reduction import reduce_stats
 from tensigma.calibration.stats import Calibration
 from tensigma.errors import CalibrationWarning, InputError
@@ -154,8 +155,13 @@ def calibrate(
             checkpoint=store,
             checkpoint_every=checkpoint_every,
         )
-        stats = _run(runner, resume=resume, distributed=distributed)
+        first_norm = FirstNorm(model)
+        with first_norm.listening():
+            stats = _run(runner, resume=resume, distributed=distributed)
+        doubt = first_norm.doubt()
         weights = weights_digest(model)
+    if doubt is not None:
+        warnings.warn(doubt, CalibrationWarning, stacklevel=2)
     ordered = {name: stats[name] for name in targets if name in stats}
     unreached = tuple(name for name in targets if name not in stats)
     if unreached:

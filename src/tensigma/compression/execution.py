@@ -31,7 +31,7 @@ from tensigma.planning import (
     prepare,
     spectra_data,
 )
-from tensigma.running import Batches, Wanted, check_together, copied, is_one_shot, rank_and_size, reporter
+from tensigma.running import Batches, Wanted, check_together, copied, is_one_shot, not_ended, rank_and_size, reporter
 from tensigma.solving import Solution, jobs_for, run_shared
 
 # Under "auto" sequential fitting takes as many samples as these multiply-adds allow, within limits: fewer tell too
@@ -107,6 +107,7 @@ def compress(
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise InputError(f"workers is a whole number of at least 1, got {workers!r}")
     limit = None if memory is None else parse_bytes(memory)
+    data = not_ended(data, "data")
     batches = None if isinstance(plan_or_batches, Plan) else plan_or_batches
     # Before calibration and planning, which may take long.
     _check_data(batches if data is None else data, sequential=sequential, refine=refine, reestimate_bn=reestimate_bn)

@@ -22,7 +22,7 @@ from tensigma.planning.preparation import Prepared, prepare
 from tensigma.planning.ranks import RankRule
 from tensigma.planning.recipe import Recipe, Saving, Selection, Wish
 from tensigma.planning.weighing import Weigher, weigher_for
-from tensigma.running import Wanted, reporter, weights_digest
+from tensigma.running import Wanted, not_ended, reporter, weights_digest
 from tensigma.solving import Candidate, Method, Solutions, calls_of, choices_of, compressed_copy, method_of
 
 Draft = DenseEntry | CompressedEntry | Candidate
@@ -90,6 +90,7 @@ def plan(
         "weights": weights,
     }
     recipe = merged_recipe(recipe, keywords)
+    data = not_ended(data, "data")
     prepared = prepare(
         model,
         recipe,

@@ -10,6 +10,7 @@ from tensigma.running.batches import (
     is_batch,
     is_one_shot,
     iterate,
+    not_ended,
     target_labels,
 )
 from tensigma.running.borrowing import allows_gradients, borrowed, device_of, kept_rng, run, seed_all
@@ -70,6 +71,7 @@ __all__ = [
     "leaves",
     "live_bytes",
     "mixed",
+    "not_ended",
     "process_group",
     "rank_and_size",
     "reporter",
