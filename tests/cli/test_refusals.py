@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -343,3 +344,17 @@ class TestTwoRunsInOnePlace:
         assert files(Path("small")) == {"precious.txt"}
         assert "small-2" in result.output
         assert "model.safetensors" in files(Path("small-2"))
+
+
+def test_a_model_that_cannot_be_evaluated_is_kept(run, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a broken image")
+
+    monkeypatch.setattr(ts, "evaluate", fail)
+    command = [*WITHOUT_DATA, "--weights", weights, "--eval-data", DATA, "--out", "small"]
+    result = run(*command, code=3)
+    assert "the compressed model is in small, but it could not be evaluated" in result.output
+    assert "a broken image" in result.output
+    assert files(Path("small")) == {"manifest.json", "model.safetensors", "plan.json", "report.json", "report.html"}
+    ts.load("small", load_model(MODEL))
+    assert json.loads(Path("small/report.json").read_text())["notes"].get("evaluation") is None

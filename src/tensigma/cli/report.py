@@ -46,7 +46,10 @@ def report(screen: Screen, source: Source, out: Out = None, force: Force = False
 
 def read_report(file: Path) -> tuple[ts.Report, ts.Evaluation | None, list[ts.report.Run]]:
     """A report, and the evaluation and comparison that were noted with it."""
-    data = read_json(file)
+    try:
+        data = read_json(file)
+    except StoreError as error:
+        raise StoreError(f"{file} is not a report: {error}") from error
     if not isinstance(data, dict):
         raise StoreError(f"{file} is not a report; give a report.json from 'tensigma compress'")
     try:
