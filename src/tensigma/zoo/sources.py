@@ -128,7 +128,8 @@ def open_npz(file: Path, classes: tuple[str, ...] = ()) -> Arrays:
     if not file.is_file():
         raise StoreError(f"{file}: no such file")
     try:
-        with np.load(file, allow_pickle=False) as content:
+        # Opened here, because numpy leaves the file open if it cannot read it.
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
             arrays = {key: content[key] for key in content.files}
     # Not a zip, a truncated or damaged one, a single .npy, or objects that only unpickling could restore; zipfile and
     # numpy fail in many ways.
