@@ -6,8 +6,10 @@ BIN    := $(VENV)/bin
 export TENSIGMA_DATA ?= $(realpath ../shared/data)
 # Worker processes share the cores, so each keeps to one thread.
 PYTEST_WORKERS ?= 2
+# Share of the full torture, which takes hours.
+TORTURE_SCALE ?= 1.0
 
-.PHONY: help demo test quick lint bench docs clean
+.PHONY: help demo test quick lint bench torture docs clean
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
 
@@ -44,6 +46,9 @@ bench: $(VENV)/.dev ## speed and memory beside peers, as ratios within one run
 	$(BIN)/python benchmarks/solvers.py
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/export.py
+
+torture: $(VENV)/.dev ## break it on purpose: kills, damaged files, odd networks; TORTURE_SCALE=0.1 for a tenth
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m torture --scale $(TORTURE_SCALE) --out results/torture.json
 
 docs: $(VENV)/.dev ## build the documentation, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

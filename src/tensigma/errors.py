@@ -71,5 +71,9 @@ class NumericalWarning(UserWarning):
     """A result is correct but needed more regularisation than usual."""
 
 
+class PlanWarning(UserWarning):
+    """A plan does what was asked for, but has a side effect that may not be wanted."""
+
+
 class CalibrationWarning(UserWarning):
     """Statistics were gathered, but something about them should be checked."""

@@ -8,16 +8,19 @@ import functools
 import gc
 import json
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import tensigma as ts
 from tensigma.calibration import Calibration, CalibrationProgress, LayerStats, distance, store
 from tensigma.errors import InputError, StoreError
+from tensigma.files import seal
 from tensigma.running import weights_digest
 
 
@@ -131,8 +134,10 @@ class TestStore:
         assert manifest["data"] == "noise, été"
         assert manifest["library"] == f"tensigma {ts.__version__}"
         assert manifest["version"] == 1
-        assert manifest["layers"]["2"] | {"file": ""} == {
+        assert set(manifest["layers"]["2"]["digests"]) == set(manifest["layers"]["2"]["tensors"])
+        assert manifest["layers"]["2"] | {"file": "", "digests": {}} == {
             "file": "",
+            "digests": {},
             "d": 27,
             "groups": 2,
             "count": 64,
@@ -155,9 +160,9 @@ class TestStore:
         read: list[str] = []
         original = store.read_tensor
 
-        def noting(file: Path, key: str) -> torch.Tensor:
+        def noting(file: Path, key: str, entry: dict[str, object]) -> torch.Tensor:
             read.append(key)
-            return original(file, key)
+            return original(file, key, entry)
 
         monkeypatch.setattr("tensigma.calibration.layer_stats.read_tensor", noting)
         loaded = ts.Calibration.load(tmp_path / "stats")
@@ -253,6 +258,85 @@ def _edit(folder: Path, **fields: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
+def _edit_layer(folder: Path, name: str, *, sealed: bool, drop: str = "", **fields: object) -> None:
+    """Change the entry of a layer, as a hand would that also mends the digest, or in a store of 0.1, which has none."""
+    file = folder / "manifest.json"
+    manifest = json.loads(file.read_text())
+    entry = manifest["layers"][name]
+    entry.update(fields)
+    entry.pop(drop, None)
+    if not sealed:
+        del manifest["digest"], entry["digests"]
+    file.write_text(json.dumps(seal(manifest) if sealed else manifest))
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "of 0.1"])
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"drop": "count"}, "layer|'0': the field 'count' is missing"),
+        ({"count": 0}, "count is 0; expected a whole number of at least 1"),
+        ({"count": -5}, "count is -5"),
+        ({"count": 2.5}, "count is 2.5"),
+        ({"count": True}, "count is True"),
+        ({"samples": -1}, "samples is -1"),
+        ({"dtype": "int8"}, "dtype is 'int8'; expected one of float32, float64"),
+        ({"dtype": "float64"}, "says float64"),
+        ({"d": 26}, r"shape \(27,\); its entry in manifest.json says \(26,\)"),
+        ({"groups": 3}, "its entry in manifest.json says"),
+        ({"input_shape": [3, -8, 8]}, r"input_shape\[1\] is -8"),
+        ({"input_shape": "3x8x8"}, "expected a list"),
+        ({"file": "../../x.safetensors"}, "expected the name of a file in this folder"),
+        ({"file": "/etc/passwd"}, "expected the name of a file in this folder"),
+        ({"tensors": ["mean"]}, "expected mean and one of rows and covariance"),
+        ({"tensors": ["mean", "covariance", "rows"]}, "expected mean and one of rows and covariance"),
+        ({"tensors": ["mean", "mean", "covariance"]}, "holds 'mean' twice"),
+        ({"counts": 3}, "key 'counts', which is not known"),
+    ],
+)
+def test_a_manifest_is_checked_where_it_is_read(tmp_path: Path, fields: dict, message: str, sealed: bool) -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
+    ts.calibrate(net, [images(2)]).save(tmp_path / "stats")
+    _edit_layer(tmp_path / "stats", "0", sealed=sealed, **fields)
+    with pytest.raises(StoreError, match=message):
+        _ = ts.Calibration.load(tmp_path / "stats")["0"].covariance
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_moments_that_cannot_be_are_refused_without_digests_too(tmp_path: Path, value: float) -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
+    ts.calibrate(net, [images(2)]).save(tmp_path / "stats")
+    (file,) = (tmp_path / "stats").glob("*.safetensors")
+    tensors = load_file(file)
+    tensors["covariance"][3, 3] = value
+    save_file(tensors, file)
+    with pytest.raises(StoreError, match="does not match its digest"):
+        _ = ts.Calibration.load(tmp_path / "stats")["0"].covariance
+    _edit_layer(tmp_path / "stats", "0", sealed=False)
+    with pytest.raises(StoreError, match=r"NaN or infinity|negative variance"):
+        _ = ts.Calibration.load(tmp_path / "stats")["0"].covariance
+
+
+def test_no_flipped_byte_of_a_store_is_read_in_silence(tmp_path: Path) -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
+    stats = ts.calibrate(net, [images(2)])
+    stats.save(tmp_path / "stats")
+    generator = torch.Generator().manual_seed(0)
+    for file in sorted((tmp_path / "stats").iterdir()):
+        good = file.read_bytes()
+        for position in torch.randint(len(good), (60,), generator=generator).tolist():
+            damaged = bytearray(good)
+            damaged[position] ^= 1 << (position % 8)
+            file.write_bytes(damaged)
+            with suppress(StoreError):
+                loaded = ts.Calibration.load(tmp_path / "stats")
+                # Space between tokens of JSON and in a header means nothing.
+                assert list(loaded) == ["0"]
+                assert_same(loaded["0"], stats["0"], tol=0)
+                assert loaded["0"].input_shape == stats["0"].input_shape
+        file.write_bytes(good)
+
+
 def _truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
@@ -311,7 +395,9 @@ class TestWeights:
         ts.calibrate(model, [images(2)]).save(tmp_path / "stats")
         file = tmp_path / "stats" / "manifest.json"
         manifest = json.loads(file.read_text())
-        del manifest["weights"]
+        del manifest["weights"], manifest["digest"]
+        for entry in manifest["layers"].values():
+            del entry["digests"]
         file.write_text(json.dumps(manifest))
         loaded = Calibration.load(tmp_path / "stats")
         assert loaded.weights is None

@@ -94,7 +94,7 @@ def test_lost_answers_on_a_part_of_the_data(run_json, weights: Path) -> None:
         (("--budget", "drop=0.1"), "--holdout"),
         (("--budget", "params=0.5", "--holdout", HOLDOUT), "--holdout goes with"),
         (("--budget", "drop=0.1,batch=3", "--holdout", HOLDOUT), "measure=… and trials=…"),
-        (("--budget", "params=0.5,batch=3"), "takes nothing more"),
+        (("--budget", "params=0.5,batch=3"), "takes at-most="),
         (("--budget", "latency=0.5,batch=x"), "whole number"),
         (("--budget", "latency=0.5,runtime=tvm"), "onnxruntime"),
         (("--budget", "speed=2"), "latency=0.5"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,13 @@ import tensigma as ts
 from support_cli import DATA, MODEL, files
 from tensigma.cli.parsing import in_options
 from tensigma.errors import InputError, StoreError
+from tensigma.files import claimed
 from tensigma.zoo import load_model
 
 pytestmark = pytest.mark.slow
 
 COMPRESS = ("compress", MODEL, "--data", DATA, "--budget", "params=0.5", "--out", "small")
+WITHOUT_DATA = ("compress", MODEL, "--norm", "frobenius", "--ranks", "vbmf=0.5")
 
 
 def one_message(stderr: str) -> str:
@@ -292,3 +296,65 @@ def test_a_fault_shows_its_traceback_only_when_asked(run, monkeypatch):
     result = run("inspect", MODEL, code=1)
     assert "RuntimeError: a gear is missing" in one_message(result.stderr)
     assert "Traceback" in run("inspect", MODEL, "--verbose", code=1).stderr
+
+
+class TestTwoRunsInOnePlace:
+    """A run claims the place of its output when it starts, so that a second one is refused before it has worked."""
+
+    def test_a_place_that_another_run_holds_is_refused_at_once(self, run, weights: Path) -> None:
+        command = [*WITHOUT_DATA, "--weights", weights, "--out", "small"]
+        holder: list[BaseException] = []
+        held, done = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            try:
+                with claimed(Path("small")):
+                    held.set()
+                    done.wait(60)
+            except BaseException as error:
+                holder.append(error)
+                held.set()
+
+        other = threading.Thread(target=hold)
+        other.start()
+        held.wait(60)
+        try:
+            refused = run(*command, code=1)
+        finally:
+            done.set()
+            other.join()
+        assert not holder
+        assert "is being written by another run" in refused.output
+        run(*command)
+        assert files(Path("small")) >= {"manifest.json", "model.safetensors", "plan.json", "report.json"}
+        assert not [name for name in files(Path()) if "claim" in name or "partial" in name]
+
+    def test_a_folder_made_by_somebody_while_compressing_is_kept(
+        self, run, weights: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = ts.save
+
+        def slow_save(model: object, place: Path) -> None:
+            real(model, place)  # type: ignore[arg-type]
+            Path("small").mkdir()
+            Path("small/precious.txt").write_text("theirs")
+
+        monkeypatch.setattr(ts, "save", slow_save)
+        result = run(*WITHOUT_DATA, "--weights", weights, "--out", "small", code=1)
+        assert files(Path("small")) == {"precious.txt"}
+        assert "small-2" in result.output
+        assert "model.safetensors" in files(Path("small-2"))
+
+
+def test_a_model_that_cannot_be_evaluated_is_kept(run, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a broken image")
+
+    monkeypatch.setattr(ts, "evaluate", fail)
+    command = [*WITHOUT_DATA, "--weights", weights, "--eval-data", DATA, "--out", "small"]
+    result = run(*command, code=3)
+    assert "the compressed model is in small, but it could not be evaluated" in result.output
+    assert "a broken image" in result.output
+    assert files(Path("small")) == {"manifest.json", "model.safetensors", "plan.json", "report.json", "report.html"}
+    ts.load("small", load_model(MODEL))
+    assert json.loads(Path("small/report.json").read_text())["notes"].get("evaluation") is None

@@ -215,3 +215,39 @@ def test_a_copy_is_made_of_what_is_known_already(solved: Solved) -> None:
     compressed_copy(net, plan.with_("head", ranks=3).treatments, stats, solutions)
     assert len(solved) == len(plan.compressed) + 1
     assert [job.name for job in jobs_for(net, plan.treatments, stats)] == list(plan.treatments)
+
+
+def test_no_flipped_byte_of_a_cached_solution_is_used(tmp_path: Path) -> None:
+    layer = nn.Linear(16, 12)
+    good, _ = Solutions(tmp_path).get_or_solve(treatment(layer), layer, None)
+    (file,) = tmp_path.iterdir()
+    content, solved_again = file.read_bytes(), 0
+    for position in torch.randint(len(content), (100,), generator=torch.Generator().manual_seed(0)).tolist():
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << (position % 8)
+        file.write_bytes(damaged)
+        solution, cached = Solutions(tmp_path).get_or_solve(treatment(layer), layer, None)
+        solved_again += not cached
+        for key, tensor in good.tensors().items():
+            assert torch.equal(tensor, solution.tensors()[key])
+        assert solution.frobenius_error == good.frobenius_error
+    # Space in the header means nothing.
+    assert solved_again > 90
+
+
+def test_a_cached_solution_of_another_layer_is_found_out_by_its_error(tmp_path: Path) -> None:
+    layer, other = nn.Linear(16, 12), nn.Linear(16, 12)
+    solutions = Solutions(tmp_path)
+    solutions.get_or_solve(treatment(layer), layer, None)
+    (file,) = tmp_path.iterdir()
+    solutions.get_or_solve(treatment(other), other, None)
+    (foreign,) = set(tmp_path.iterdir()) - {file}
+    foreign.replace(file)
+    _, cached = Solutions(tmp_path).get_or_solve(treatment(layer), layer, None)
+    assert not cached
+
+
+def test_what_a_kill_left_in_the_cache_is_swept(tmp_path: Path) -> None:
+    (tmp_path / ".abc.safetensors.partial-999999999").write_text("cut short")
+    Solutions(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -68,6 +68,9 @@ class Checkpoint:
                 parameters=("resume=True",),
             )
         manifest = read_manifest(steps[-1])
+        missing = [key for key in ("options", "finished_passes", "batches", "rng") if key not in manifest]
+        if manifest["kind"] != "checkpoint" or missing:
+            raise StoreError(f"{steps[-1]} is not a checkpoint of a calibration; remove the folder to start over")
         difference = first_difference(manifest["fingerprint"], self.fingerprint, "the checkpoint", "the model")
         if difference:
             raise StoreError(f"the checkpoint {steps[-1]} belongs to another architecture: {difference}")

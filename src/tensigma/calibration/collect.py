@@ -18,10 +18,11 @@ from tensigma.calibration.checkpoint import Checkpoint, State
 from tensigma.calibration.collector import Collector
 from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.memory import MemoryEstimate, estimate_memory, parse_bytes, plan_passes
+from tensigma.calibration.normalisation import FirstNorm
 from tensigma.calibration.reduction import reduce_stats
 from tensigma.calibration.stats import Calibration
 from tensigma.errors import CalibrationWarning, InputError
-from tensigma.layers import compressible, fingerprint, select
+from tensigma.layers import fingerprint, measurable, select
 from tensigma.running import (
     Batches,
     Progress,
@@ -157,8 +158,13 @@ def calibrate(
             checkpoint=store,
             checkpoint_every=checkpoint_every,
         )
-        stats = _run(runner, resume=resume, distributed=distributed)
+        first_norm = FirstNorm(model)
+        with first_norm.listening():
+            stats = _run(runner, resume=resume, distributed=distributed)
+        doubt = first_norm.doubt()
         weights = weights_digest(model)
+    if doubt is not None:
+        warnings.warn(doubt, CalibrationWarning, stacklevel=2)
     ordered = {name: stats[name] for name in targets if name in stats}
     unreached = tuple(name for name in targets if name not in stats)
     if unreached:
@@ -220,7 +226,12 @@ class Runner:
 
     def _run_batches(self, number: int, start: State, collector: Collector, finished: dict[str, LayerStats]) -> None:
         max_samples, max_batches = self.limits
-        weights = {name: cast(Tensor, module.weight) for name, module in collector.targets.items()}
+        # Weights that are computed from others (parametrised, pruned) are left dense and need no gradients.
+        weights = {
+            name: cast(Tensor, module.weight)
+            for name, module in collector.targets.items()
+            if module._parameters.get("weight") is not None
+        }
         if self.fisher:
             for parameter in self.model.parameters():
                 parameter.requires_grad_(False)
@@ -282,12 +293,12 @@ def _run(runner: Runner, *, resume: bool, distributed: bool) -> Mapping[str, Lay
 
 
 def select_layers(model: nn.Module, layers: str | Sequence[str] | None) -> dict[str, nn.Module]:
-    """The compressible layers of ``model`` that match one of the names or patterns, in the order of the model.
+    """The layers of ``model`` that can be measured and match one of the names or patterns, in the order of the model.
 
     >>> list(select_layers(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Linear(2, 2)), "2"))
     ['2']
     """
-    candidates = dict(compressible(model))
+    candidates = dict(measurable(model))
     if not candidates:
         raise InputError(f"{type(model).__name__} has no convolution or Linear layer that Tensigma can read")
     if layers is None:

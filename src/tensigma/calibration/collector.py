@@ -49,6 +49,9 @@ class Collector:
     def _hook(self, name: str, geometry: Geometry) -> Callable[..., None]:
         n_spatial = geometry.n_spatial
 
+        # Sums outlive the pass, so they must not be inference tensors, also where the model itself switches that on.
+        @torch.inference_mode(False)
+        @torch.no_grad()
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
             if not self._listening:
                 return

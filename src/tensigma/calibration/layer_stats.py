@@ -187,17 +187,17 @@ class LayerStats:
         present = set(entry["tensors"])
 
         def later(key: str) -> Callable[[], Tensor] | None:
-            return (lambda: read_tensor(file, key)) if key in present else None
+            return (lambda: read_tensor(file, key, entry)) if key in present else None
 
         return cls(
-            mean=read_tensor(file, "mean"),
+            mean=read_tensor(file, "mean", entry),
             covariance=later("covariance"),
             rows=later("rows"),
             count=entry["count"],
             samples=entry["samples"],
             input_shape=tuple(entry["input_shape"]),
             output_shape=tuple(entry["output_shape"]),
-            output_abs_mean=read_tensor(file, "output_abs_mean") if "output_abs_mean" in present else None,
+            output_abs_mean=read_tensor(file, "output_abs_mean", entry) if "output_abs_mean" in present else None,
             output_count=entry["output_count"],
             fisher=later("fisher"),
             fisher_samples=entry["fisher_samples"],

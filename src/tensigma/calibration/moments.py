@@ -12,6 +12,7 @@ the precision of the input (half precision in float32), and those sums in float6
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -25,7 +26,7 @@ from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.scratch import Scratch
 from tensigma.calibration.unfold import UnfoldSums
 from tensigma.calibration.window import Window
-from tensigma.errors import InputError
+from tensigma.errors import CalibrationWarning, InputError
 from tensigma.layers import Geometry
 
 # Maps are buffered until there are enough for efficient products. Affects speed and memory, never the result.
@@ -139,10 +140,29 @@ class Moments:
             covariance[:, :, tap] = sigma.permute(0, 2, 3, 1)
         covariance = covariance.view(g, window.d, window.d)
         # Rounding may leave the variance of a constant slightly below zero.
-        covariance.diagonal(dim1=1, dim2=2).clamp_(min=0)
+        variance = covariance.diagonal(dim1=1, dim2=2).clamp_(min=0)
+        self._check_range(mean, variance)
         if window.groups == 1:
             mean, covariance = mean[0], covariance[0]
         return LayerStats(mean=mean, covariance=covariance, count=n)
+
+    def _check_range(self, mean: Tensor, variance: Tensor) -> None:
+        """Refuse inputs whose squares are beyond the range of the numbers; warn if the squares vanish."""
+        kind = str(variance.dtype).removeprefix("torch.")
+        if not variance.isfinite().all():
+            raise InputError(
+                f"layer {self.name!r}: its inputs are so large that their squares overflow {kind}; normalise the data, "
+                "or run the model and the data in float64"
+            )
+        largest = mean.abs().max().item()
+        numbers = torch.finfo(variance.dtype)
+        if variance.max() < numbers.tiny / numbers.eps and 0 < largest < (numbers.tiny / numbers.eps) ** 0.5:
+            warnings.warn(
+                f"layer {self.name!r}: its inputs are so small, about {largest:.0e}, that their squares vanish in "
+                f"{kind}; they count as constant",
+                CalibrationWarning,
+                stacklevel=2,
+            )
 
     def _rows(self, tap: int) -> Tensor:
         """Sums of one tap with all taps over all forms, (g, k, s, s)."""

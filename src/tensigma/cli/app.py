@@ -73,7 +73,7 @@ def tensigma_(
     mixed. Labels are used only to measure accuracy and to fine-tune.
 
     [bold]Exit codes[/bold]: 0 done; 1 failed, and a message says why; 2 wrong usage;
-    130 interrupted.
+    3 compressed and written, but not evaluated; 130 interrupted.
 
     Results go to standard output, everything else to standard error. Existing
     output is never replaced without --force.

@@ -25,7 +25,7 @@ from tensigma.cli.options import (
     Weights,
     Workers,
 )
-from tensigma.cli.outputs import CALIBRATION, check_folder
+from tensigma.cli.outputs import CALIBRATION, claim_folder
 from tensigma.cli.parsing import split_names
 from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
@@ -100,7 +100,7 @@ def calibrate(
     """
     start = time.perf_counter()
     checkpoint = _checkpoint(out)
-    check_folder(out, force=force, format=CALIBRATION)
+    claim_folder(screen, out, force=force, format=CALIBRATION)
     _check_checkpoint(screen, checkpoint, resume=resume, force=force)
     network = model_of(screen, model, weights, device, seed)
     images = required_data(data, batch_size, workers)
@@ -120,7 +120,7 @@ def calibrate(
         )
     if not screen.speaks:
         return
-    save_stats(stats, out, force=force)
+    stats.save(out, force=force)
     shutil.rmtree(checkpoint, ignore_errors=True)
     seconds = time.perf_counter() - start
     n_bytes = sum(file.stat().st_size for file in out.iterdir())
@@ -160,14 +160,6 @@ def run_calibration(screen: Screen, model: Network, data: Any, **options: Any) -
         if checkpoint is not None and checkpoint.exists():
             screen.note(f"{checkpoint} holds what was gathered so far; add --resume to continue from there")
         raise
-
-
-def save_stats(stats: ts.Calibration, out: Path, *, force: bool) -> None:
-    """Write statistics to a folder that :func:`check_folder` has accepted."""
-    if out.is_dir() and not any(out.iterdir()):
-        # An empty folder is in the way of a store, which is moved into place as a whole.
-        out.rmdir()
-    stats.save(out, force=force)
 
 
 def layer_facts(layer: ts.LayerStats) -> dict[str, Any]:

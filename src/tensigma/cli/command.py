@@ -19,7 +19,11 @@ from tensigma.cli.parsing import in_options
 from tensigma.cli.screen import Screen
 from tensigma.errors import TensigmaError
 
-EXIT_CODES = "Exit codes: 0 done; 1 failed; 2 wrong usage; 130 interrupted."
+#: The exit code if the model was compressed and written, but could not be evaluated.
+NOT_EVALUATED = 3
+EXIT_CODES = (
+    f"Exit codes: 0 done; 1 failed; 2 wrong usage; {NOT_EVALUATED} compressed, but not evaluated; 130 interrupted."
+)
 _PANEL = "Output and resources"
 _Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else.", rich_help_panel=_PANEL)
@@ -48,7 +52,7 @@ def command(function: Callable[..., None], *, threads: int | None = None) -> Cal
         if quiet and verbose:
             raise typer.BadParameter("--quiet and --verbose contradict each other; give one of them")
         screen = Screen(json=json, quiet=quiet, verbose=verbose)
-        with _errors_shown(screen), screen.listening(), ts.running.threads(threads):
+        with _errors_shown(screen), screen.until_end, screen.listening(), ts.running.threads(threads):
             function(screen, **arguments)
 
     # typer reads options from the signature: leave out the screen, add the shared options.
@@ -116,10 +120,15 @@ def _errors_shown(screen: Screen) -> Iterator[None]:
         screen.error("interrupted")
         raise typer.Exit(130) from None
     except Exception as error:
-        if screen.verbose:
-            screen.note(traceback.format_exc().rstrip())
-        screen.error(_message(error, screen.verbose))
+        screen.error(message_of(screen, error))
         raise typer.Exit(1) from None
+
+
+def message_of(screen: Screen, error: Exception) -> str:
+    """An error in words; with ``--verbose`` its traceback is shown too."""
+    if screen.verbose:
+        screen.note(traceback.format_exc().rstrip())
+    return _message(error, screen.verbose)
 
 
 def _message(error: Exception, verbose: bool) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import tensigma as ts
-from tensigma.cli.command import command, command_line
+from tensigma.cli.command import NOT_EVALUATED, command, command_line, message_of
 from tensigma.cli.loading import Network, data_of, is_untrained, model_of, name_of
 from tensigma.cli.options import (
     BatchSize,
@@ -32,14 +32,14 @@ from tensigma.cli.options import (
     Weights,
     Workers,
 )
-from tensigma.cli.outputs import MODEL, check_folder, is_output, to_json
+from tensigma.cli.outputs import MODEL, claim_folder, is_output, to_json, write_text
 from tensigma.cli.plan import plan_facts
 from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
 from tensigma.cli.sources import Planned, Sources, check_absent, check_choice, recipe_of
 from tensigma.cli.tables import plan_table, report_table, summary_table
 from tensigma.errors import InputError, MissingExtra
-from tensigma.files import whole_folder
+from tensigma.files import seal, whole_folder
 
 _HOW = "How to fit"
 Out = Annotated[
@@ -162,7 +162,7 @@ def compress(
     check_choice(budget=budget, ranks=ranks, plan=plan)
     if plan is not None:
         check_absent(context, "method", "norm", "layers", "skip", "holdout", "weigh")
-    check_folder(out, force=force, format=MODEL)
+    claim_folder(screen, out, force=force, format=MODEL)
     plan_or_recipe = (
         recipe_of(budget, ranks, method, norm, layers, skip, seed, weigh) if plan is None else ts.Plan.load(plan)
     )
@@ -183,10 +183,6 @@ def compress(
         small, report = fitting.carry_out(screen, network, planned)
     if not screen.speaks:
         return
-    most = max_samples if judges is images else None
-    evaluation = _evaluated(screen, small, network, judges, planned, latency=latency, max_samples=most)
-    if evaluate and judges is None:
-        screen.note("not evaluated; to evaluate, name images with --data or --eval-data")
     runtime = _runtime(screen, network, small, report)
     noted = report.with_notes(
         command=command_line(),
@@ -196,12 +192,24 @@ def compress(
         data=None if planned.stats is None else planned.stats.data,
         samples=None if planned.stats is None else planned.stats.samples,
         searched_on=planned.searched_on,
-        evaluated_on=None if judges is None else name_of(judges),
-        evaluation=None if evaluation is None else evaluation.to_json(),
         **runtime,
     )
-    result = Result(small, planned.plan.with_notes(**runtime), noted, evaluation)
-    result.write(out, force=force, page=page)
+    result = Result(small, planned.plan.with_notes(**runtime), noted, None)
+    # Before it is evaluated, which may fail: what took an hour to make is not lost.
+    result.write(out, force=force, page=False)
+    if evaluate and judges is None:
+        screen.note("not evaluated; to evaluate, name images with --data or --eval-data")
+    most = max_samples if judges is images else None
+    try:
+        evaluation = _evaluated(screen, small, network, judges, planned, latency=latency, max_samples=most)
+    except Exception as error:
+        result.write_report(out, page=page)
+        screen.error(f"the compressed model is in {out}, but it could not be evaluated: {message_of(screen, error)}")
+        raise typer.Exit(NOT_EVALUATED) from None
+    if evaluation is not None:
+        evaluated = noted.with_notes(evaluated_on=name_of(judges), evaluation=evaluation.to_json())
+        result = Result(small, result.plan, evaluated, evaluation)
+    result.write_report(out, page=page)
     result.show(screen, out)
 
 
@@ -319,9 +327,13 @@ class Result:
         with whole_folder(out, force=force, is_ours=lambda folder: is_output(folder, MODEL)) as place:
             ts.save(self.model, place)
             self.plan.save(place / "plan.json")
-            (place / "report.json").write_text(to_json(self.report.to_json()), encoding="utf-8")
-            if page:
-                ts.write_report(self.report, place / "report.html", evaluation=self.evaluation)
+            self.write_report(place, page=page)
+
+    def write_report(self, place: Path, *, page: bool) -> None:
+        """Write or replace the reports in a folder."""
+        write_text(place / "report.json", to_json(seal(self.report.to_json())))
+        if page:
+            ts.write_report(self.report, place / "report.html", evaluation=self.evaluation)
 
     def show(self, screen: Screen, out: Path) -> None:
         """Show the figures, and where the files are."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +19,7 @@ from tensigma.cli.progress import Step, duration
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.errors import StoreError
+from tensigma.files import claimed, read_json
 
 _FORMAT = "tensigma-demo"
 # The smallest default result whose agreement with the original is at least this is kept.
@@ -51,6 +51,7 @@ def demo(screen: Screen, out: Out = Path("demo-output"), cache: Cache = None, se
     experiments = ts.experiments
     ts.report.check_renderer()
     _check_out(out)
+    screen.until_end.enter_context(claimed(out))
     train_data = ts.zoo.load_data(experiments.TRAIN)
     test_data = ts.zoo.load_data(experiments.TEST, batch_size=256)
     weights = (cache or out) / f"digits-cnn-{seed}.safetensors"
@@ -93,8 +94,8 @@ def _check_out(out: Path) -> None:
         check_folder(out, force=False, format=_FORMAT)
         return
     try:
-        ours = json.loads((out / "demo.json").read_text(encoding="utf-8")).get("format") == _FORMAT
-    except (OSError, ValueError, AttributeError):
+        ours = read_json(out / "demo.json").get("format") == _FORMAT
+    except (StoreError, AttributeError):
         # An interrupted run leaves at most the trained network.
         ours = all(file.name.startswith(("digits-cnn-", ".digits-cnn-")) for file in out.iterdir())
     if not ours:

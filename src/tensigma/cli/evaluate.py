@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from tensigma.cli.options import BatchSize, DataNames, Device, MaxSamples, Model
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import evaluation_table
 from tensigma.errors import StoreError
+from tensigma.files import read_json
 
 Compressed = Annotated[
     Path | None,
@@ -95,8 +95,9 @@ def _data_behind(compressed: Path | None) -> set[str]:
     if compressed is None:
         return set()
     try:
-        report = ts.Report.from_json(json.loads((compressed / "report.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, StoreError):
+        report = ts.Report.from_json(read_json(compressed / "report.json"))
+    except StoreError:
         return set()
-    weighed_on = report.notes.get("weighing", {}).get("data")
+    weighing = report.notes.get("weighing")
+    weighed_on = weighing.get("data") if isinstance(weighing, dict) else None
     return {str(name) for name in (report.notes.get("data"), report.notes.get("searched_on"), weighed_on) if name}

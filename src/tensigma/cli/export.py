@@ -13,7 +13,7 @@ import tensigma as ts
 from tensigma.cli.command import command
 from tensigma.cli.loading import Network
 from tensigma.cli.options import Force
-from tensigma.cli.outputs import check_file
+from tensigma.cli.outputs import claim_file
 from tensigma.cli.screen import Screen
 from tensigma.cli.subject import OriginalName, SampleShape, Subject, SubjectName, SubjectWeights, subject_of
 from tensigma.cli.tables import Columns
@@ -71,7 +71,7 @@ def export(
       tensigma export small/ --original mine.py:build --input 3x96x96 \\
           --out small.pt2 --format torch-export
     """
-    check_file(out, force=force)
+    claim_file(screen, out, force=force)
     subject = subject_of(screen, model, original, weights)
     example = subject.example(input, batch)
     screen.note(f"writing {out}")

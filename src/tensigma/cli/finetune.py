@@ -9,7 +9,7 @@ import tensigma as ts
 from tensigma.cli.command import command
 from tensigma.cli.loading import Network, compressed_of, data_of, is_untrained, model_of, name_of, required_data
 from tensigma.cli.options import BatchSize, DataNames, Device, Force, Seed, Weights, Workers
-from tensigma.cli.outputs import MODEL, check_folder, is_output, to_json
+from tensigma.cli.outputs import MODEL, claim_folder, is_output, to_json
 from tensigma.cli.parsing import parse_rates
 from tensigma.cli.progress import duration
 from tensigma.cli.report import read_report
@@ -37,7 +37,7 @@ from tensigma.cli.tuning_options import (
     WeightDecay,
 )
 from tensigma.errors import InputError, MissingExtra
-from tensigma.files import whole_folder
+from tensigma.files import seal, whole_folder
 from tensigma.text import share
 
 
@@ -101,7 +101,7 @@ def finetune(
     """
     if screen.size > 1:
         raise InputError("fine-tuning runs in one process; start it without torchrun")
-    check_folder(out, force=force, format=MODEL)
+    claim_folder(screen, out, force=force, format=MODEL)
     rates = parse_rates(learning_rates) or (1e-3, 1e-4, 1e-5)
     check_archive(archive)
     report = read_report(archive / "report.json")[0] if (archive / "report.json").is_file() else None
@@ -165,7 +165,7 @@ def _write(
     if report is not None:
         # The accuracy in the report was measured before fine-tuning.
         tuned = report.with_notes(evaluation=None, evaluated_on=None, comparison=[], finetuning=history.to_json())
-        texts["report.json"] = to_json(tuned.to_json())
+        texts["report.json"] = to_json(seal(tuned.to_json()))
         with suppress(MissingExtra):
             texts["report.html"] = ts.report.render_report(tuned)
     with whole_folder(out, force=force, is_ours=lambda folder: is_output(folder, MODEL)) as place:

@@ -6,8 +6,9 @@ import json
 import os
 from pathlib import Path
 
+from tensigma.cli.screen import Screen
 from tensigma.errors import StoreError
-from tensigma.files import whole_file
+from tensigma.files import claimed, read_json, recover, whole_file
 
 MODEL = "tensigma-model"
 CALIBRATION = "tensigma-calibration"
@@ -15,8 +16,27 @@ CALIBRATION = "tensigma-calibration"
 GRAPH = "model.onnx"
 
 
+def claim_folder(screen: Screen, target: Path, *, force: bool, format: str) -> None:
+    """Refuse a folder that cannot be written, and hold the place until the command ends, before long work starts."""
+    recover(target)
+    check_folder(target, force=force, format=format)
+    if screen.speaks:
+        screen.until_end.enter_context(claimed(target))
+
+
+def claim_file(screen: Screen, target: Path, *, force: bool) -> None:
+    """The same for a file."""
+    _check_parents(target)
+    if target.is_dir():
+        raise StoreError(f"{target} is a folder; give --out the name of a file")
+    if target.exists() and not force:
+        raise StoreError(f"{target} exists; add --force to replace it, or choose another --out")
+    if screen.speaks:
+        screen.until_end.enter_context(claimed(target, replace=force))
+
+
 def check_folder(target: Path, *, force: bool, format: str) -> None:
-    """Refuse a folder that cannot be written, before long work starts."""
+    """Refuse a folder that cannot be written."""
     _check_parents(target)
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise StoreError(f"{target} exists and is not a folder; choose another --out")
@@ -25,15 +45,6 @@ def check_folder(target: Path, *, force: bool, format: str) -> None:
     if not is_output(target, format):
         raise StoreError(f"{target} exists and holds something else; choose another --out")
     if not force:
-        raise StoreError(f"{target} exists; add --force to replace it, or choose another --out")
-
-
-def check_file(target: Path, *, force: bool) -> None:
-    """Refuse a file that cannot be written, before long work starts."""
-    _check_parents(target)
-    if target.is_dir():
-        raise StoreError(f"{target} is a folder; give --out the name of a file")
-    if target.exists() and not force:
         raise StoreError(f"{target} exists; add --force to replace it, or choose another --out")
 
 
@@ -64,6 +75,6 @@ def is_output(folder: Path, format: str) -> bool:
     if format == MODEL and (folder / GRAPH).is_file() and (folder / "plan.json").is_file():
         return True
     try:
-        return json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get("format") == format
-    except (OSError, ValueError, AttributeError):
+        return read_json(folder / "manifest.json").get("format") == format
+    except (StoreError, AttributeError):
         return False

@@ -16,8 +16,15 @@ from tensigma.errors import InputError, TensigmaError
 #: What --method and --norm accept. The library's own tables come with torch; a test compares them with these.
 METHODS = ("auto", "tucker2", "cp", "cp-joint", "deflation", "svd", "spatial-svd", "tensor-train")
 NORMS = ("centred", "sigma", "frobenius", "fisher", "activation")
+
+
+def _share_or_none(text: str) -> float | None:
+    return None if text == "none" else float(text)
+
+
 #: Settings that may follow the number of a budget, separated by commas.
 _SETTINGS: Mapping[str, Mapping[str, Callable[[str], Any]]] = {
+    "params": {"at-most": _share_or_none},
     "latency": {"runtime": str, "batch": int},
     "drop": {"measure": str, "trials": int},
 }
@@ -63,7 +70,7 @@ def _without_completion(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 @_without_completion
 def parse_budget(text: str) -> ts.planning.Budget:
-    """``params=0.5``, ``macs=40%``, ``latency=0.6,runtime=eager,batch=8`` or ``drop=1%``.
+    """``params=0.5``, ``params=0.5,at-most=none``, ``macs=40%``, ``latency=0.6,runtime=eager,batch=8`` or ``drop=1%``.
 
     >>> parse_budget("params=0.5"), parse_budget("macs=40%")
     (Params(share=0.5), Macs(share=0.4))
@@ -117,9 +124,10 @@ def _settings(items: Sequence[str], name: str) -> dict[str, Any]:
             accepted = " and ".join(f"{setting}=…" for setting in known) or "nothing more"
             raise typer.BadParameter(f"got {item.strip()!r} after {name}=…, which takes {accepted}")
         try:
-            settings[key] = known[key](value)
+            settings[key.replace("-", "_")] = known[key](value)
         except ValueError:
-            raise typer.BadParameter(f"got {key}={value!r}; write a whole number") from None
+            kind = "a share of the multiply-adds, or none" if key == "at-most" else "a whole number"
+            raise typer.BadParameter(f"got {key}={value!r}; write {kind}") from None
     return settings
 
 

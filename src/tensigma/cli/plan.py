@@ -30,7 +30,7 @@ from tensigma.cli.options import (
     Weights,
     Workers,
 )
-from tensigma.cli.outputs import check_file
+from tensigma.cli.outputs import claim_file
 from tensigma.cli.screen import Screen
 from tensigma.cli.sources import Sources, check_choice, recipe_of
 from tensigma.cli.tables import plan_table
@@ -88,7 +88,7 @@ def plan(
     """
     check_choice(budget=budget, ranks=ranks)
     if out is not None:
-        check_file(out, force=force)
+        claim_file(screen, out, force=force)
     recipe = recipe_of(budget, ranks, method, norm, layers, skip, seed, weigh)
     network = model_of(screen, model, weights, device, seed)
     images, held_out = data_of(data, batch_size, workers), data_of(holdout, batch_size, workers)

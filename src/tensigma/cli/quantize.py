@@ -14,7 +14,7 @@ import tensigma as ts
 from tensigma.cli.command import command
 from tensigma.cli.loading import data_of, name_of, required_data
 from tensigma.cli.options import BatchSize, DataNames, Force, Workers
-from tensigma.cli.outputs import MODEL, check_file, check_folder
+from tensigma.cli.outputs import MODEL, claim_file, claim_folder
 from tensigma.cli.screen import Screen
 from tensigma.cli.subject import OriginalName, SubjectName, SubjectWeights, subject_of
 from tensigma.cli.tables import quantization_table
@@ -96,9 +96,9 @@ def quantize(
           --out small-fp16/
     """
     if precision is Bits.fp16 and out.suffix != ".onnx":
-        check_folder(out, force=force, format=MODEL)
+        claim_folder(screen, out, force=force, format=MODEL)
     else:
-        check_file(out, force=force)
+        claim_file(screen, out, force=force)
     images = required_data(data, batch_size, workers)
     judges = data_of(eval_data, batch_size, workers)
     subject = subject_of(screen, model, original, weights)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +10,11 @@ import typer
 import tensigma as ts
 from tensigma.cli.command import command
 from tensigma.cli.options import Force
-from tensigma.cli.outputs import check_file
+from tensigma.cli.outputs import claim_file
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import report_table, summary_table
 from tensigma.errors import StoreError
+from tensigma.files import anything, read_json, sequence
 
 Source = Annotated[
     Path,
@@ -34,7 +34,7 @@ def report(screen: Screen, source: Source, out: Out = None, force: Force = False
     """
     if out is not None:
         ts.report.check_renderer()
-        check_file(out, force=force)
+        claim_file(screen, out, force=force)
     stored, evaluation, runs = read_report(source / "report.json" if source.is_dir() else source)
     if out is not None and screen.speaks:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -47,15 +47,16 @@ def report(screen: Screen, source: Source, out: Out = None, force: Force = False
 def read_report(file: Path) -> tuple[ts.Report, ts.Evaluation | None, list[ts.report.Run]]:
     """A report, and the evaluation and comparison that were noted with it."""
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{file} cannot be read as a report: {error}") from error
+        data = read_json(file)
+    except StoreError as error:
+        raise StoreError(f"{file} is not a report: {error}") from error
     if not isinstance(data, dict):
         raise StoreError(f"{file} is not a report; give a report.json from 'tensigma compress'")
     try:
         report = ts.Report.from_json(data)
+        noted = report.notes.get("evaluation")
+        evaluation = ts.Evaluation.from_json(noted) if noted else None
+        runs = sequence(anything)(report.notes.get("comparison", []), "the report is damaged: comparison")
+        return report, evaluation, [ts.report.Run.from_json(run) for run in runs]
     except StoreError as error:
         raise error.prefixed(f"{file}: ") from None
-    noted = report.notes.get("evaluation")
-    evaluation = ts.Evaluation.from_json(noted) if noted else None
-    return report, evaluation, [ts.report.Run.from_json(run) for run in report.notes.get("comparison", ())]

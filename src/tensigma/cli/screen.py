@@ -8,7 +8,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import typer
@@ -17,7 +17,7 @@ from rich.text import Text
 
 import tensigma as ts
 from tensigma.cli.progress import Bar, Lines
-from tensigma.errors import CalibrationWarning, NumericalWarning
+from tensigma.errors import CalibrationWarning, NumericalWarning, PlanWarning
 
 # Wide enough for any table: text written to a file is not cut to the width of a window.
 _UNLIMITED = 1000
@@ -34,6 +34,8 @@ class Screen:
         self.rank, self.size = ts.running.rank_and_size()
         self._out = _console(stderr=False)
         self._err = _console(stderr=True)
+        #: What is held until the command ends, such as the place of its output.
+        self.until_end = ExitStack()
 
     @property
     def speaks(self) -> bool:
@@ -95,7 +97,7 @@ class Screen:
         with warnings.catch_warnings():
             # Warnings of other libraries are meant for developers.
             warnings.simplefilter("default" if self.verbose else "ignore")
-            for category in (CalibrationWarning, NumericalWarning):
+            for category in (CalibrationWarning, NumericalWarning, PlanWarning):
                 warnings.simplefilter("always", category)
             warnings.showwarning = lambda message, *args, **kwargs: self.warn(str(message))
             logger.addHandler(handler)

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 import tensigma as ts
-from tensigma.cli.calibrate import layer_facts, save_stats
+from tensigma.cli.calibrate import layer_facts
 from tensigma.cli.command import EXIT_CODES, Command, Group, command
 from tensigma.cli.options import Force
-from tensigma.cli.outputs import CALIBRATION, check_folder
+from tensigma.cli.outputs import CALIBRATION, claim_folder
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.errors import InputError
@@ -84,11 +84,11 @@ def merge(screen: Screen, folders: Folders, out: Out, force: Force = False) -> N
     for index, folder in enumerate(folders):
         if places[index] in places[:index]:
             raise InputError(f"{folder} is given twice, so its images would count twice; give each folder once")
-    check_folder(out, force=force, format=CALIBRATION)
+    claim_folder(screen, out, force=force, format=CALIBRATION)
     if out.resolve() in places:
         raise InputError(f"{out} is one of the folders to merge; choose another --out")
     merged = reduce(ts.Calibration.merge, map(ts.Calibration.load, folders))
-    save_stats(merged, out, force=force)
+    merged.save(out, force=force)
     data = {
         "folders": list(map(str, folders)),
         "out": str(out),

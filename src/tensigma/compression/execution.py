@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 from dataclasses import replace
@@ -32,7 +31,17 @@ from tensigma.planning import (
     prepare,
     spectra_data,
 )
-from tensigma.running import Batches, Wanted, check_gradients, check_together, is_one_shot, rank_and_size, reporter
+from tensigma.running import (
+    Batches,
+    Wanted,
+    check_gradients,
+    check_together,
+    copied,
+    is_one_shot,
+    not_ended,
+    rank_and_size,
+    reporter,
+)
 from tensigma.solving import Solution, jobs_for, run_shared
 
 # Under "auto" sequential fitting takes as many samples as these multiply-adds allow, within limits: fewer tell too
@@ -108,6 +117,7 @@ def compress(
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise InputError(f"workers is a whole number of at least 1, got {workers!r}")
     limit = None if memory is None else parse_bytes(memory)
+    data = not_ended(data, "data")
     batches = None if isinstance(plan_or_batches, Plan) else plan_or_batches
     # Before calibration and planning, which may take long.
     if refine is not None:
@@ -155,7 +165,7 @@ def compress(
     else:
         jobs = jobs_for(model, plan.treatments, stats)
         solved = run_shared(jobs, solutions=solutions, keep=False, workers=workers, report=report)
-    small = copy.deepcopy(model)
+    small = copied(model)
     replace_(small, {name: solution.modules for name, (solution, _) in solved.items()})
     if "weighing" in plan.notes:
         notes["weighing"] = plan.notes["weighing"]

@@ -25,6 +25,7 @@ from tensigma.running import (
     Progress,
     Wanted,
     borrowed,
+    copied,
     device_of,
     kept_rng,
     reporter,
@@ -119,7 +120,7 @@ def refine_(
     finite is skipped. Models in half precision are refined in single precision and rounded afterwards.
     """
     if any(parameter.dtype in _HALVES for parameter in small.parameters()):
-        single, reference = (copy.deepcopy(model).float() for model in (small, original))
+        single, reference = (copied(model).float() for model in (small, original))
         facts = refine_(single, reference, batches, settings, blocks=blocks, input=input, progress=progress)
         small.load_state_dict(single.state_dict())
         return facts

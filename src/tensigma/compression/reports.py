@@ -9,10 +9,96 @@ from typing import Any
 
 from tensigma.errors import StoreError
 from tensigma.evaluation import Size
+from tensigma.files import (
+    SEAL,
+    anything,
+    check_seal,
+    flag,
+    integer,
+    mapping,
+    number,
+    optional,
+    record,
+    sequence,
+    text,
+)
+from tensigma.planning import FRONT_VERSION
 from tensigma.text import count, share, table
 
 FORMAT = "tensigma-report"
 VERSION = 1
+_SIZE = record({"params": integer(), "macs": optional(integer()), "bytes": integer()})
+_LAYER = record(
+    {
+        "name": text(),
+        "method": text(),
+        "ranks": optional(sequence(integer(1))),
+        "norm": optional(text()),
+        "before": _SIZE,
+        "after": _SIZE,
+    },
+    {
+        "error": optional(number(0)),
+        "frobenius_error": optional(number(0)),
+        "converged": optional(flag),
+        "seconds": number(0),
+        "cached": flag,
+        "reason": optional(text()),
+    },
+)
+_COLUMN = sequence(number(0))
+_MEASURE = record(
+    {
+        "share": _COLUMN,
+        "error": _COLUMN,
+        "params": sequence(integer()),
+        "macs": optional(sequence(integer())),
+        "choices": sequence(sequence(integer())),
+        "chosen": integer(),
+    }
+)
+_FRONT = record(
+    {
+        "version": integer(),
+        "measures": record({"params": _MEASURE}, {"macs": _MEASURE}),
+        "layers": sequence(
+            record({"name": text(), "options": sequence(sequence(anything))}, {"settings": mapping(anything)})
+        ),
+        "plan": mapping(anything),
+    }
+)
+_NOTES = record(
+    {},
+    {
+        "command": optional(sequence(text())),
+        "title": optional(text()),
+        "model": optional(text()),
+        "data": optional(text()),
+        "samples": optional(integer()),
+        "weights": optional(text()),
+        "evaluated_on": optional(text()),
+        "searched_on": optional(text()),
+        "evaluation": optional(mapping(anything)),
+        "comparison": sequence(anything),
+    },
+    others=anything,
+)
+_REPORT = record(
+    {
+        "layers": sequence(_LAYER),
+        "before": _SIZE,
+        "after": _SIZE,
+        "seconds": number(0),
+        "library": text(),
+        "notes": _NOTES,
+    },
+    {
+        "front": optional(mapping(anything)),
+        "spectra": mapping(record({"rank": sequence(number(0), least=1), "error": sequence(number(0), least=1)})),
+        SEAL: text(),
+    },
+    others=anything,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,19 +220,19 @@ class Report:
         >>> Report.from_json(report.to_json()) == report
         True
         """
-        if data.get("format") != FORMAT:
+        if not isinstance(data, Mapping) or data.get("format") != FORMAT:
             raise StoreError("this is not a report written by Report.to_json")
         if data.get("version") != VERSION:
             raise StoreError(f"the report has version {data.get('version')}; this library reads version {VERSION}")
-        try:
-            values = {f.name: data[f.name] for f in fields(cls) if f.name != "page_data"}
-            values["before"], values["after"] = Size(**data["before"]), Size(**data["after"])
-            values["layers"] = tuple(_layer(layer) for layer in data["layers"])
-            # The earliest reports have neither front nor spectra.
-            page = PageData(front=data.get("front"), spectra=data.get("spectra", {}))
-            return cls(**values, page_data=page)
-        except (KeyError, TypeError) as error:
-            raise StoreError(f"the report is damaged: {error}") from None
+        _REPORT(data, "the report is damaged")
+        check_seal(data, "the report")
+        _check_page(data)
+        values = {f.name: data[f.name] for f in fields(cls) if f.name != "page_data"}
+        values["before"], values["after"] = Size(**data["before"]), Size(**data["after"])
+        values["layers"] = tuple(_layer(layer) for layer in data["layers"])
+        # The earliest reports have neither front nor spectra.
+        page = PageData(front=data.get("front"), spectra=data.get("spectra", {}))
+        return cls(**values, page_data=page)
 
     def __str__(self) -> str:
         rows = []
@@ -193,6 +279,27 @@ class Report:
             "why dense",
         ]
         return table(header, rows, left=(0, 1, 3, 5, 7, 11)) + f"\nrate {self.rate:.2f}"
+
+
+def _check_page(data: Mapping[str, Any]) -> None:
+    """Refuse data for the page that would be drawn wrongly; a front of another version is not drawn."""
+    for name, spectrum in data.get("spectra", {}).items():
+        if len(spectrum["rank"]) != len(spectrum["error"]):
+            raise StoreError(f"the report is damaged: the spectrum of {name!r} has more ranks than errors, or fewer")
+    front = data.get("front")
+    if front is None or front.get("version") != FRONT_VERSION:
+        return
+    _FRONT(front, "the report is damaged: front")
+    n_options = [len(layer["options"]) for layer in front["layers"]]
+    for name, measure in front["measures"].items():
+        columns = [measure[key] for key in ("share", "error", "params", "choices")]
+        columns += [measure["macs"]] * (measure["macs"] is not None)
+        whole = len({len(column) for column in columns}) == 1 and measure["chosen"] < len(measure["share"])
+        if not whole or not all(
+            len(row) == len(n_options) and all(option < n for option, n in zip(row, n_options, strict=True))
+            for row in measure["choices"]
+        ):
+            raise StoreError(f"the report is damaged: front: {name} does not fit together")
 
 
 def _pair(before: int | None, after: int | None, changed: bool) -> list[str]:

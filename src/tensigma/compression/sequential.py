@@ -36,6 +36,7 @@ from tensigma.running import (
     Listener,
     OutOfOrder,
     borrowed,
+    copied,
     device_of,
     halted_passes,
     live_bytes,
@@ -109,7 +110,7 @@ class _Sequence:
     solved: dict[str, tuple[Solution, bool]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.small = copy.deepcopy(self.model).eval()
+        self.small = copied(self.model).eval()
         self._start = time.perf_counter()
 
     def fit_alone(self, names: Iterable[str]) -> None:
@@ -250,12 +251,7 @@ def target_layer(treatment: Treatment, layer: nn.Module, stats: LayerStats, cros
     if centred:
         joint = joint - output.double().reshape(groups, -1, 1) * mean[:, None, :]
     former = torch.stack([kernel.flatten(1) for kernel in kernels_of(layer)]).double()
-    ridge = ridge_share(stats.count, stats.d) * second.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None].clamp_min(
-        torch.finfo(former.dtype).tiny
-    )
-    eye = torch.eye(stats.d, dtype=second.dtype, device=second.device)
-    lower = torch.linalg.cholesky(second + ridge * eye)
-    best = torch.cholesky_solve((joint + ridge * former).mT, lower).mT
+    best = ridge_regression(second, joint, former, ridge_share(stats.count, stats.d), mean, stats.dtype)
     target = copy.deepcopy(layer)
     shape = (groups, *kernels_of(layer)[0].shape)
     weight = layer.weight
@@ -268,6 +264,28 @@ def target_layer(treatment: Treatment, layer: nn.Module, stats: LayerStats, cros
             shift = shift + bias.double()
         target.bias = nn.Parameter(shift.to(weight))
     return target
+
+
+def ridge_regression(
+    second: Tensor, joint: Tensor, former: Tensor, share: float, mean: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """The weights best on inputs with the moments ``second`` and ``mean``, (groups, t, d), drawn towards ``former``.
+
+    Inputs that vary by no more than the rounding of ``dtype``, in which they were gathered, tell nothing: a constant
+    input, a dead layer before it, an offset far larger than the spread. There ``former`` stays.
+    """
+    variance = second.diagonal(dim1=-2, dim2=-1).mean(-1)
+    rounding = torch.finfo(dtype).eps * (variance + mean.square().mean(-1))
+    tells = variance > rounding.clamp_min(torch.finfo(torch.float64).tiny)
+    # Relative to the variance, so that neither tiny nor huge inputs leave the range of the numbers.
+    scale = torch.where(tells, variance, 1.0)[:, None, None]
+    eye = torch.eye(second.shape[-1], dtype=second.dtype, device=second.device)
+    ridged = torch.where(tells[:, None, None], second / scale, torch.zeros_like(second)) + share * eye
+    aim = torch.where(tells[:, None, None], joint / scale, torch.zeros_like(joint)) + share * former
+    lower, info = torch.linalg.cholesky_ex(ridged)
+    # Rounding may leave moments slightly indefinite.
+    best = torch.linalg.solve(ridged, aim.mT) if info.any() else torch.cholesky_solve(aim.mT, lower)
+    return torch.where(tells[:, None, None], best.mT, former)
 
 
 def ridge_share(n_rows: int, n_columns: int) -> float:

@@ -7,7 +7,6 @@ not stored: :func:`load` takes the original architecture and compares it with wh
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from collections.abc import Mapping
@@ -22,8 +21,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tensigma.deployment.exporting import export
-from tensigma.errors import InputError, StoreError
-from tensigma.files import whole_folder
+from tensigma.errors import InputError, StoreError, TensigmaError
+from tensigma.files import (
+    SEAL,
+    anything,
+    check_seal,
+    flag,
+    integer,
+    mapping,
+    read_json,
+    record,
+    recover,
+    seal,
+    sequence,
+    text,
+    whole_folder,
+)
 from tensigma.graphs import OnnxNetwork, load_onnx
 from tensigma.layers import (
     Format,
@@ -34,10 +47,13 @@ from tensigma.layers import (
     format_from_json,
     format_to_json,
     from_modules,
+    hooks_of,
+    memory_format_of,
     original_fingerprint,
     recognise,
     to_layer,
 )
+from tensigma.running import content_digests, copied
 
 FORMAT = "tensigma-model"
 VERSION = 1
@@ -69,24 +85,27 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, force: bool = Fals
             export(model, place / GRAPH, check=model.example() is not None)
         return
     state, aliases = _unique(_tensors(model))
-    manifest = {
-        "format": FORMAT,
-        "version": VERSION,
-        "library": version("tensigma"),
-        "layers": {
-            name: {**format_to_json(layer.format), "bias": layer.geometry.bias}
-            for name, layer in find_compressed(model).items()
-        },
-        "architecture": original_fingerprint(model),
-        "aliases": aliases,
-    }
+    plain = {key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}
+    manifest = seal(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "library": version("tensigma"),
+            "layers": {
+                name: {**format_to_json(layer.format), "bias": layer.geometry.bias}
+                for name, layer in find_compressed(model).items()
+            },
+            "architecture": original_fingerprint(model),
+            "aliases": aliases,
+            "digests": content_digests(plain),
+        }
+    )
     with whole_folder(Path(folder), force=force, is_ours=_is_archive) as place:
         try:
-            save_file({key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}, place / WEIGHTS)
+            save_file(plain, place / WEIGHTS)
         except (SafetensorError, ValueError, RuntimeError) as error:
             raise StoreError(f"the weights cannot be written: {error}") from error
-        text = json.dumps(manifest, indent=1, ensure_ascii=False)
-        (place / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        (place / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def load(folder: str | os.PathLike[str], model: nn.Module | None = None, *, dense: bool = False) -> nn.Module:
@@ -124,15 +143,20 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None, *, dens
     difference = first_difference(manifest["architecture"], fingerprint, mine="the archive", yours="the model")
     if difference:
         raise StoreError(f"{place} was saved from another architecture: {difference}")
-    try:
-        state = load_file(place / WEIGHTS)
-        state |= {alias: state[key] for alias, key in manifest["aliases"].items()}
-    except (OSError, SafetensorError, KeyError) as error:
-        raise StoreError(f"{place / WEIGHTS} cannot be read: {error}") from error
-    loaded = copy.deepcopy(model)
+    for name in manifest["layers"]:
+        hooks = hooks_of(dict(model.named_modules()).get(name, nn.Identity()))
+        if hooks:
+            raise InputError(
+                f"layer {name!r} of the model has {hooks}, which it would lose; register them after loading"
+            )
+    state = _state(place, manifest)
+    loaded = copied(model)
     compressed = {name: _format(name, entry) for name, entry in manifest["layers"].items()}
     for name, (format, bias) in compressed.items():
-        _make_room_(loaded, name, format, bias)
+        try:
+            _make_room_(loaded, name, format, bias, state)
+        except TensigmaError as error:
+            raise StoreError(f"{place} is damaged: layer {name!r}: {error}") from error
     _fill_(loaded, state, place)
     if dense:
         for name in compressed:
@@ -180,47 +204,93 @@ def _unique(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, s
 
 def _is_archive(place: Path) -> bool:
     try:
-        return json.loads((place / MANIFEST).read_text(encoding="utf-8")).get("format") == FORMAT
-    except (OSError, ValueError, AttributeError):
+        return read_json(place / MANIFEST).get("format") == FORMAT
+    except (StoreError, AttributeError):
         return False
+
+
+_MANIFEST = record(
+    {
+        "format": text(FORMAT),
+        "version": integer(VERSION, VERSION),
+        "library": text(),
+        # Formats check their own entries, also formats of other packages.
+        "layers": mapping(record({"format": text(), "ranks": sequence(integer(1)), "bias": flag}, others=anything)),
+        "architecture": mapping(text()),
+        "aliases": mapping(text()),
+    },
+    {"digests": mapping(text()), SEAL: text()},
+)
 
 
 def _manifest(place: Path) -> dict[str, Any]:
     file = place / MANIFEST
+    recover(place)
     if not place.is_dir():
         raise StoreError(f"{place} is not a folder; a compressed model is a folder written by tensigma.save")
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{place} holds no compressed model: {MANIFEST} cannot be read ({error})") from error
+        manifest = read_json(file)
+    except StoreError as error:
+        raise error.prefixed(f"{place} holds no compressed model: ") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise StoreError(f"{file} is not the manifest of a compressed model")
     if manifest.get("version") != VERSION:
         raise StoreError(f"{file} has format version {manifest.get('version')}; this library reads version {VERSION}")
-    for key in ("layers", "architecture", "aliases"):
-        if not isinstance(manifest.get(key), dict):
-            raise StoreError(f"{file} is damaged: {key!r} is missing")
+    _MANIFEST(manifest, str(file))
+    check_seal(manifest, str(file))
     return manifest
+
+
+def _state(place: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of an archive under all their names, each as it was written."""
+    try:
+        state = load_file(place / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise StoreError(f"{place / WEIGHTS} cannot be read: {error}") from error
+    # Archives of version 0.1 have no digests.
+    stored = manifest.get("digests")
+    if stored is not None:
+        for key, digest in content_digests(state).items():
+            if stored.get(key) != digest:
+                raise StoreError(f"{place / WEIGHTS} is damaged: {key!r} does not match its digest in {MANIFEST}")
+    for alias, key in manifest["aliases"].items():
+        if alias in state or key not in state:
+            raise StoreError(f"{place / MANIFEST} is damaged: {alias!r} cannot be another name of {key!r}")
+        state[alias] = state[key]
+    return state
 
 
 def _format(name: str, entry: Any) -> tuple[Format, bool]:
     try:
-        return format_from_json(entry), bool(entry["bias"])
+        return format_from_json(entry), entry["bias"]
     except StoreError as error:
         raise error.prefixed(f"{MANIFEST}: layer {name!r}: ") from None
-    except (KeyError, TypeError) as error:
-        raise StoreError(f"{MANIFEST}: the entry of layer {name!r} cannot be read: {error!r}") from error
 
 
-def _make_room_(model: nn.Module, name: str, format: Format, bias: bool) -> None:
+def _make_room_(model: nn.Module, name: str, format: Format, bias: bool, state: Mapping[str, Tensor]) -> None:
     """Replace a layer, dense or already compressed, by empty layers of ``format``."""
-    old = model.get_submodule(name)
+    try:
+        old = model.get_submodule(name)
+    except AttributeError as error:
+        raise StoreError("the model has no such layer") from error
     present = recognise(old)
     geometry = Geometry.of(old) if present is None else present.geometry
     geometry = replace(geometry, bias=bias)
-    new = empty_modules(format, geometry)
+    try:
+        new = empty_modules(format, geometry)
+    except RuntimeError as error:  # sizes beyond what torch can count
+        raise StoreError(f"{format} has no such layers: {error}") from error
+    # Before any memory is taken: ranks of a damaged manifest may ask for all there is.
+    for key, parameter in new.named_parameters():
+        tensor = state.get(f"{name}.{key}")
+        if tensor is None or tensor.shape != parameter.shape:
+            shape = "nothing" if tensor is None else tuple(tensor.shape)
+            raise StoreError(f"{key} would have shape {tuple(parameter.shape)}; {WEIGHTS} holds {shape}")
     like = next(old.parameters())
+    memory_format = memory_format_of(old)
     new.to_empty(device=like.device).to(like.dtype).train(old.training).requires_grad_(like.requires_grad)
+    if memory_format is not None:
+        new.to(memory_format=memory_format)  # type: ignore[call-overload]
     parent, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(parent), attribute, new)
 
@@ -233,6 +303,9 @@ def _fill_(model: nn.Module, state: Mapping[str, Tensor], place: Path) -> None:
         if target.shape != state[key].shape:
             shapes = f"{tuple(state[key].shape)} in the archive and {tuple(target.shape)} in the model"
             raise StoreError(f"{place} was saved from another architecture: {key!r} has shape {shapes}")
+        if not _fits(state[key].dtype, target.dtype):
+            types = f"{state[key].dtype} in the archive and {target.dtype} in the model"
+            raise StoreError(f"{place} is damaged or was saved from another architecture: {key!r} has type {types}")
     for key in sorted(state):
         if key not in targets:
             raise StoreError(f"{place} was saved from another architecture: the model has no {key!r}")
@@ -250,6 +323,11 @@ def _fill_(model: nn.Module, state: Mapping[str, Tensor], place: Path) -> None:
         target.data = torch.empty_like(target.data, dtype=tensor.dtype).copy_(tensor)
 
 
+def _fits(stored: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether a tensor may be loaded: floating-point numbers in any precision, all else as it is."""
+    return stored == wanted or (stored.is_floating_point and wanted.is_floating_point)
+
+
 def _densify_(model: nn.Module, name: str) -> None:
     modules = model.get_submodule(name)
     compressed = recognise(modules)
@@ -262,5 +340,8 @@ def _densify_(model: nn.Module, name: str) -> None:
     assert last is None or isinstance(last, Tensor)
     layer = to_layer(kernels, compressed.geometry, last).train(modules.training)
     layer.requires_grad_(next(modules.parameters()).requires_grad)
+    memory_format = memory_format_of(modules)
+    if memory_format is not None:
+        layer.to(memory_format=memory_format)  # type: ignore[call-overload]
     parent, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(parent), attribute, layer)

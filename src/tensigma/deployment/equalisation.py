@@ -12,7 +12,6 @@ factorised layer, each output channel measured relative to its own spread.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, find_compressed, to_kernels, to_weight
-from tensigma.running import Batches, borrowed, run, safe_backward
+from tensigma.running import Batches, borrowed, copied, run, safe_backward
 
 #: Number of random mixtures to measure gains with.
 _PROBES = 8
@@ -66,7 +65,7 @@ def equalise(
     """
     if strength is not None and not 0 <= strength <= 1:
         raise InputError(f"got strength={strength}; give a number between 0 and 1")
-    equal = copy.deepcopy(model)
+    equal = copied(model)
     chains = _chains(equal)
     if not chains or strength == 0:
         return equal

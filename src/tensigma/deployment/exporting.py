@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import warnings
@@ -140,7 +141,7 @@ def export(
             try:
                 with _quiet():
                     write(model, sample, partial, dynamic_batch, opset or _OPSET)
-            except TensigmaError:
+            except (TensigmaError, OSError):  # OSError: the disk, not the model
                 raise
             except Exception as error:
                 raise ExportError(
@@ -259,8 +260,11 @@ def clean(proto: Any) -> None:
 def _write_program(model: nn.Module, x: Tensor, file: Path, dynamic_batch: bool, opset: int) -> None:
     shapes = ({0: torch.export.Dim("batch")},) if dynamic_batch else None
     program = torch.export.export(model, (x,), dynamic_shapes=shapes)
-    with file.open("wb") as stream:  # a name would have to end with .pt2
-        torch.export.save(program, stream)
+    # In memory first: torch ends the whole process if it meets a full disk.
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    with file.open("wb") as stream:
+        stream.write(content.getbuffer())
 
 
 def read_exported(file: Path, format: ExportFormat) -> nn.Module:

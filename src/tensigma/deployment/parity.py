@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tensigma.errors import ExportError
-from tensigma.running import leaves
+from tensigma.running import copied, leaves
 
 _SIZES = (1, 3, 5)
 #: Two ways of summing differ by more than each differs from the exact sum.
@@ -96,7 +95,7 @@ def _rounding(model: nn.Module, inputs: Tensor, outputs: list[Tensor]) -> list[f
     if not inputs.is_floating_point():
         return zeros
     try:
-        exact = leaves(copy.deepcopy(model).double()(inputs.double())).values()
+        exact = leaves(copied(model).double()(inputs.double())).values()
         return [_largest(output.double() - truth) for output, truth in zip(outputs, exact, strict=True)]
     except (RuntimeError, ValueError):
         return zeros

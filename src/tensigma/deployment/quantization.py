@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import tempfile
 from collections import defaultdict
@@ -24,7 +23,7 @@ from tensigma.errors import InputError
 from tensigma.evaluation import Evaluation, compare, size_of
 from tensigma.files import whole_file
 from tensigma.graphs import OnnxModel, OnnxNetwork, onnx_module
-from tensigma.running import Batch, Batches, Wanted, borrowed, leaves, run
+from tensigma.running import Batch, Batches, Wanted, borrowed, copied, leaves, run
 
 Precision = Literal["int8", "fp16"]
 PRECISIONS: tuple[Precision, ...] = ("int8", "fp16")
@@ -133,7 +132,7 @@ def quantize(
             sizes["original"] = size_of(original, inputs[0][:1])
         if form == "archive":
             half = _halved(model)
-            models = {"before": model, "after": copy.deepcopy(half).float()}
+            models = {"before": model, "after": copied(half).float()}
             if original is not None:
                 models["original"] = original
             sizes["after"] = size_of(half)
@@ -232,14 +231,14 @@ def _single(model: nn.Module) -> nn.Module:
     tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
     if all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors):
         return model
-    return copy.deepcopy(model).cpu().float()
+    return copied(model).cpu().float()
 
 
 def _halved(model: nn.Module) -> nn.Module:
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and tensor.numel():
             check_half(name, float(tensor.abs().max()))
-    return copy.deepcopy(model).half()
+    return copied(model).half()
 
 
 @torch.inference_mode()

@@ -16,6 +16,7 @@ from tensigma.errors import StoreError
 from tensigma.evaluation.certificate import Certificate, check_confidence
 from tensigma.evaluation.latency import Timing, measure_latency
 from tensigma.evaluation.size import Size, size_of
+from tensigma.files import anything, integer, mapping, number, optional, record
 from tensigma.running import (
     Batch,
     Batches,
@@ -32,6 +33,31 @@ from tensigma.text import count, table
 
 FORMAT = "tensigma-evaluation"
 VERSION = 1
+_SHARE = optional(number(0, 1))
+#: The figures whose values are checked when they are read.
+_CHECKED = record(
+    {
+        "samples": integer(),
+        "top1": _SHARE,
+        "top5": _SHARE,
+        "agreement": _SHARE,
+        "size": record({"params": integer(), "macs": optional(integer()), "bytes": integer()}),
+        "latency": optional(
+            record(
+                {
+                    "batch": integer(1),
+                    "rounds": integer(1),
+                    "minimum": number(0),
+                    "median": number(0),
+                    "spread": number(0),
+                }
+            )
+        ),
+        "original": optional(mapping(anything)),
+    },
+    {"certificate": optional(mapping(anything))},
+    others=anything,
+)
 logger = logging.getLogger(__name__)
 
 
@@ -107,9 +133,12 @@ class Evaluation:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evaluation:
         """The inverse of :meth:`to_json`."""
+        if not isinstance(data, Mapping):
+            raise StoreError(f"the evaluation is damaged: it is {data!r}")
         if data.get("format", FORMAT) != FORMAT or data.get("version", VERSION) != VERSION:
             raise StoreError(f"this is not an evaluation of version {VERSION}, written by Evaluation.to_json")
         try:
+            _CHECKED(data, "the evaluation is damaged")
             values = {field.name: data[field.name] for field in fields(cls) if field.name != "certificate"}
             values["size"] = Size(**values["size"])
             values["latency"] = values["latency"] and Timing(**values["latency"])

@@ -17,7 +17,7 @@ from tensigma.errors import StoreError
 from tensigma.experiments.catalogue import plain
 from tensigma.experiments.kinds import Cell
 from tensigma.experiments.settings import Config
-from tensigma.files import whole_file
+from tensigma.files import read_json, whole_file
 
 FORMAT = "tensigma-experiment"
 VERSION = 1
@@ -93,10 +93,7 @@ class Results:
 
 def read_results(file: Path) -> dict[str, Any]:
     """The content of a file of results."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{file} cannot be read: {error}") from error
+    content = read_json(file)
     if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != VERSION:
         raise StoreError(
             f"{file} holds no results of an experiment (version {VERSION}); choose another {{out}}", parameters=("out",)

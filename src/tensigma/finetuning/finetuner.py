@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import time
@@ -24,6 +23,7 @@ from tensigma.running import (
     Wanted,
     borrowed,
     check_gradients,
+    copied,
     count_batches,
     hold_out,
     kept_rng,
@@ -162,7 +162,7 @@ def _best(
     model: nn.Module, rates: Sequence[float], tuners: Sequence[Tuner], start: Epoch
 ) -> tuple[nn.Module, float | None, Epoch]:
     """A copy of ``model`` with the weights of the best epoch, and the rate and epoch they come from."""
-    tuned = copy.deepcopy(model)
+    tuned = copied(model)
     best_rate, best_epoch = None, start
     for rate, tuner in zip(rates, tuners, strict=True):
         candidate = max(tuner.history, key=lambda epoch: epoch.key)

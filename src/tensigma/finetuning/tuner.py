@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +19,7 @@ from tensigma.running import (
     Pair,
     alike,
     borrowed,
+    copied,
     device_of,
     mixed,
     right,
@@ -139,7 +139,7 @@ class Tuner:
     """A copy of a model, its optimizer, and its best weights so far."""
 
     def __init__(self, model: nn.Module, learning_rate: float, objective: Objective, settings: Settings) -> None:
-        self._model = copy.deepcopy(model).train()
+        self._model = copied(model).train()
         self._frozen = [module for module in self._model.modules() if settings.freeze_bn and isinstance(module, _NORMS)]
         for module in self._frozen:
             module.eval()

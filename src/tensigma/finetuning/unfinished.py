@@ -21,11 +21,48 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tensigma.errors import StoreError
-from tensigma.files import whole_file
+from tensigma.files import (
+    SEAL,
+    anything,
+    check_seal,
+    integer,
+    mapping,
+    number,
+    optional,
+    parse_json,
+    read_json,
+    record,
+    seal,
+    sequence,
+    text,
+    whole_file,
+)
 from tensigma.finetuning.history import Epoch
+from tensigma.running import content_digests
 
 FORMAT = "tensigma-finetuning-checkpoint"
+_VERSION = 2
 _RUN = "run.json"
+_EPOCH = record(
+    {
+        "epoch": integer(),
+        "loss": optional(number()),
+        "validation_loss": optional(number()),
+        "score": number(0, 1),
+        "samples": integer(),
+        "seconds": number(0),
+    }
+)
+_NOTED = record({"history": sequence(_EPOCH), "tensors": mapping(text()), SEAL: text()})
+_STATE = record(
+    {
+        "format": text(FORMAT),
+        "version": integer(_VERSION, _VERSION),
+        "facts": mapping(anything),
+        "start": _EPOCH,
+        SEAL: text(),
+    }
+)
 
 
 class Unfinished:
@@ -40,7 +77,9 @@ class Unfinished:
             raise StoreError(f"{self.folder} exists and holds something else; choose another checkpoint folder")
         with whole_file(self.folder / _RUN) as partial:
             self.folder.mkdir(parents=True, exist_ok=True)
-            data = {"format": FORMAT, "version": 1, "facts": dict(facts), "start": asdict(start)}
+            # Through JSON, which has no tuples.
+            plain = json.loads(json.dumps({"facts": dict(facts), "start": asdict(start)}))
+            data = seal({"format": FORMAT, "version": _VERSION, **plain})
             partial.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
     def save(self, index: int, tensors: Mapping[str, Tensor], history: list[Epoch]) -> None:
@@ -48,7 +87,8 @@ class Unfinished:
         with whole_file(self._file(index)) as partial:
             # Copies, because the file format does not support tensors that share memory.
             plain = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
-            save_file(plain, partial, metadata={"history": json.dumps([asdict(epoch) for epoch in history])})
+            noted = seal({"history": [asdict(epoch) for epoch in history], "tensors": content_digests(plain)})
+            save_file(plain, partial, metadata={"state": json.dumps(noted)})
 
     def load(self, index: int) -> tuple[dict[str, Tensor], list[Epoch]] | None:
         """The saved state of learning rate ``index``, or None if it has not finished an epoch."""
@@ -57,9 +97,13 @@ class Unfinished:
             return None
         try:
             with safe_open(file, framework="pt") as stored:
-                history = [Epoch(**epoch) for epoch in json.loads(stored.metadata()["history"])]
-                return {key: stored.get_tensor(key) for key in stored.keys()}, history
-        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+                noted = _NOTED(parse_json((stored.metadata() or {}).get("state", "null")), "its header")
+                tensors = {key: stored.get_tensor(key) for key in stored.keys()}
+            check_seal(noted, "its header")
+            if content_digests(tensors) != noted["tensors"]:
+                raise StoreError("its tensors do not match their digests")
+            return tensors, [Epoch(**epoch) for epoch in noted["history"]]
+        except (OSError, SafetensorError, StoreError) as error:
             raise StoreError(f"{file} cannot be read: {error}; remove {self.folder} to start over") from error
 
     def _file(self, index: int) -> Path:
@@ -67,11 +111,13 @@ class Unfinished:
 
     def _check(self, facts: Mapping[str, Any], start: Epoch) -> None:
         try:
-            stored = json.loads((self.folder / _RUN).read_text(encoding="utf-8"))
-            if stored["format"] != FORMAT:
+            stored = read_json(self.folder / _RUN)
+            if not isinstance(stored, dict) or stored.get("format") != FORMAT:
                 raise StoreError(f"{self.folder} holds something else; choose another checkpoint folder")
+            _STATE(stored, _RUN)
+            check_seal(stored, _RUN)
             before, first = stored["facts"], Epoch(**stored["start"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except StoreError as error:
             raise StoreError(f"{self.folder / _RUN} cannot be read: {error}") from error
         for key, value in facts.items():
             # Through JSON, like the stored value.

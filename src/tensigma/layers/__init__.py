@@ -3,7 +3,7 @@
 A format is registered when its file is imported, so every built-in one is imported here.
 """
 
-from tensigma.layers.architecture import compressible, describe, fingerprint, first_difference
+from tensigma.layers.architecture import compressible, describe, fingerprint, first_difference, measurable
 from tensigma.layers.build import empty_modules, from_modules, to_layer, to_modules
 from tensigma.layers.costs import Cost, cost
 from tensigma.layers.cp_format import CPFormat
@@ -19,10 +19,10 @@ from tensigma.layers.format import (
     temporary_formats,
 )
 from tensigma.layers.geometry import TARGETS, Geometry
-from tensigma.layers.kernel import kernels_of, to_kernels, to_weight, why_not
+from tensigma.layers.kernel import hooks_of, kernels_of, to_kernels, to_weight, why_not
 from tensigma.layers.patterns import matches, select
 from tensigma.layers.recognition import find_compressed, original_fingerprint, recognise
-from tensigma.layers.replace import Layer, find_layers, replace_
+from tensigma.layers.replace import Layer, find_layers, memory_format_of, replace_
 from tensigma.layers.spatial_svd_format import SpatialSVDFormat
 from tensigma.layers.stages import (
     along,
@@ -66,9 +66,12 @@ __all__ = [
     "format_of",
     "format_to_json",
     "from_modules",
+    "hooks_of",
     "joined",
     "kernels_of",
     "matches",
+    "measurable",
+    "memory_format_of",
     "original_fingerprint",
     "pointwise",
     "pointwise_kernel",

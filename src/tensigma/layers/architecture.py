@@ -6,13 +6,20 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
-from tensigma.layers.geometry import TARGETS, Geometry
+from tensigma.layers.geometry import TARGETS, Geometry, plain_type
 
 
 def compressible(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Names and modules of the layers that Tensigma can read, in the order of the model."""
     for name, module in model.named_modules():
         if type(module) in TARGETS:
+            yield name, module
+
+
+def measurable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The same and layers whose weight is parametrised: they stay as they are, but their multiply-adds count."""
+    for name, module in model.named_modules():
+        if plain_type(module) in TARGETS:
             yield name, module
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 from tensigma.errors import UnsupportedLayer
 
@@ -17,6 +18,15 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 #: The layers that Tensigma looks at. Subclasses with a forward of their own are left alone.
 TARGETS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
+
+
+def plain_type(module: nn.Module) -> type[nn.Module]:
+    """The class of a layer, without the subclass that ``torch.nn.utils.parametrize`` makes for it.
+
+    >>> plain_type(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))).__name__
+    'Linear'
+    """
+    return type(module).__mro__[1] if parametrize.is_parametrized(module) else type(module)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +55,16 @@ class Geometry:
     @classmethod
     def of(cls, module: nn.Module) -> Geometry:
         """The geometry of ``module``; raises :class:`UnsupportedLayer` for any other kind of layer."""
-        if type(module) is nn.Linear:
+        kind = plain_type(module)
+        if kind is nn.Linear:
+            assert isinstance(module, nn.Linear)
             return cls(
                 kind="linear",
                 in_channels=module.in_features,
                 out_channels=module.out_features,
                 bias=module.bias is not None,
             )
-        if type(module) in (*CONVOLUTIONS, *TRANSPOSED):
+        if kind in (*CONVOLUTIONS, *TRANSPOSED):
             assert isinstance(module, (*CONVOLUTIONS, *TRANSPOSED))
             padding = module.padding if isinstance(module.padding, str) else tuple(module.padding)
             return cls(

@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from tensigma.errors import InputError, UnsupportedLayer
 from tensigma.layers.format import Format
 from tensigma.layers.geometry import TARGETS, Geometry
+
+#: Where torch keeps the hooks of a module.
+_HOOKS = {
+    "_forward_hooks": "forward hooks",
+    "_forward_pre_hooks": "forward pre-hooks",
+    "_backward_hooks": "backward hooks",
+    "_backward_pre_hooks": "backward pre-hooks",
+    "_state_dict_hooks": "hooks on its state dict",
+    "_state_dict_pre_hooks": "hooks on its state dict",
+    "_load_state_dict_pre_hooks": "hooks on loading its state dict",
+    "_load_state_dict_post_hooks": "hooks on loading its state dict",
+}
+
+
+def hooks_of(module: nn.Module) -> str | None:
+    """The kinds of hooks that a module has, in words; None if it has none.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> handle = layer.register_forward_hook(print)
+    >>> hooks_of(layer)
+    'forward hooks'
+    """
+    kinds = dict.fromkeys(words for attribute, words in _HOOKS.items() if getattr(module, attribute, None))
+    return " and ".join(kinds) or None
 
 
 def kernels_of(module: nn.Module) -> tuple[Tensor, ...]:
@@ -58,10 +85,26 @@ def why_not(module: nn.Module, format: Format | type[Format] | None = None) -> s
     # The older weight_norm, spectral_norm and pruning recompute the weight before every call.
     if module._parameters.get("weight") is None:
         return "weight is recomputed by a hook (weight_norm, spectral_norm or pruning); remove that first"
+    hooks = hooks_of(module)
+    if hooks:
+        return f"it has {hooks}, which a replaced layer would lose; remove them first"
     weight = module.weight
     assert isinstance(weight, Tensor)
     if not weight.is_floating_point():
         return f"weight has dtype {weight.dtype}; only real floating-point weights can be decomposed"
     if min(weight.shape) == 0:
         return f"weight of shape {tuple(weight.shape)} is empty"
-    return None if format is None else format.why_not(geometry)
+    return _extreme(weight) or (None if format is None else format.why_not(geometry))
+
+
+def _extreme(weight: Tensor) -> str | None:
+    """Why a weight cannot be decomposed for its size: squares of its entries, times those of its inputs, must be
+    numbers. NaN and infinity are an error of the checkpoint, not a reason to leave a layer alone."""
+    if weight.is_meta:
+        return None
+    low, high = (bound.item() for bound in weight.detach().aminmax())
+    largest = max(abs(low), abs(high))
+    limit = 1e100 if weight.dtype == torch.float64 else 1e12
+    if largest == 0 or not math.isfinite(largest) or 1 / limit < largest < limit:
+        return None
+    return f"weight has entries up to {largest:.0e}, whose squares leave the range of numbers; it is left alone"

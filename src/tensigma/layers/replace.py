@@ -119,9 +119,25 @@ def _take_over_(new: nn.Module, old: nn.Module) -> None:
     if like is None:
         return
     new.to(device=like.device, dtype=like.dtype if like.is_floating_point() else None)
-    if like.ndim == 4 and not like.is_contiguous() and like.is_contiguous(memory_format=torch.channels_last):
-        new.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    memory_format = memory_format_of(old)
+    if memory_format is not None:
+        new.to(memory_format=memory_format)  # type: ignore[call-overload]
     for name, parameter in new.named_parameters():
         # A frozen bias stays frozen; a bias that the layer gains follows the weight.
         source = parameters.get("bias", like) if name.endswith("bias") else like
         parameter.requires_grad_(source.requires_grad)
+
+
+def memory_format_of(module: nn.Module) -> torch.memory_format | None:
+    """The memory format that the weights of a layer, dense or compressed, ask for; None for the usual one.
+
+    >>> memory_format_of(nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last))
+    torch.channels_last
+    """
+    for weight in module.parameters():
+        if weight.is_contiguous():
+            continue
+        for axes, wanted in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+            if weight.ndim == axes and weight.is_contiguous(memory_format=wanted):
+                return wanted
+    return None

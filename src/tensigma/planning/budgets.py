@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import ClassVar
 
 from tensigma.errors import InputError
@@ -40,12 +41,25 @@ class CostBudget(Budget):
 class Params(CostBudget):
     """At most ``share`` of the whole model's parameters: 0.5 means half.
 
-    >>> Params(0.5)
-    Params(share=0.5)
+    Fewer parameters can mean more multiply-adds: a strided layer's first factor runs before the stride. ``at_most`` is
+    the share of the original's multiply-adds that the plan may need, 1 by default, so that none are added; None allows
+    any number. It applies where input sizes are known.
+
+    >>> Params(0.5), Params(0.5, at_most=0.8).at_most
+    (Params(share=0.5), 0.8)
     """
 
     unit: ClassVar[str] = "parameters"
     field: ClassVar[Measure] = "params"
+    at_most: float | None = dataclass_field(default=1.0, kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        limit = self.at_most
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
+            raise InputError(
+                f"at_most is the share of the original's multiply-adds that a plan may need, or None; got {limit!r}"
+            )
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tensigma.errors import StoreError
-from tensigma.layers import Cost, Format, Geometry
+from tensigma.errors import StoreError, TensigmaError
+from tensigma.files import Check, anything, flag, integer, mapping, number, optional, record, sequence, text
+from tensigma.layers import Cost, Format, Geometry, describe
 from tensigma.solving import Method, Norm, Treatment, layer_cost, method_of, norm_of
 
 
@@ -166,17 +167,51 @@ class CompressedEntry(Entry):
         return head | super().to_json()
 
 
-_KEYS = ("method", "ranks", "norm", "reason", "error", "options", "input_size", "calls", "geometry", "params", "macs")
+_SIZES = sequence(integer(1))
+_GEOMETRY = record(
+    {"kind": text("linear", "conv", "conv_transpose"), "in_channels": integer(1), "out_channels": integer(1)},
+    {
+        "kernel_size": _SIZES,
+        "stride": _SIZES,
+        "padding": lambda value, where: (text("same", "valid") if isinstance(value, str) else sequence(integer()))(
+            value, where
+        ),
+        "dilation": _SIZES,
+        "groups": integer(1),
+        "padding_mode": text("zeros", "reflect", "replicate", "circular"),
+        "output_padding": sequence(integer()),
+        "bias": flag,
+    },
+)
+_FIELDS: dict[str, Check] = {
+    "method": optional(text()),
+    # Whole numbers or one of them, which the method checks.
+    "ranks": anything,
+    "norm": text(),
+    "geometry": optional(_GEOMETRY),
+}
+_MORE_FIELDS: dict[str, Check] = {
+    "reason": optional(text()),
+    "error": optional(number(0)),
+    "options": optional(mapping(anything)),
+    "input_size": optional(sequence(integer())),
+    "calls": number(0),
+    # For readers; computed again.
+    "params": anything,
+    "macs": anything,
+}
+_KEYS = (*_FIELDS, *_MORE_FIELDS)
+_ENTRY = record(_FIELDS, _MORE_FIELDS)
 
 
 def entry_from_json(name: str, data: Mapping[str, Any]) -> DenseEntry | CompressedEntry:
     """The inverse of :meth:`Entry.to_json`; ranks may have been changed by hand, and are checked."""
     _check_keys(name, data)
+    _ENTRY(data, f"layer {name!r}")
     try:
         return _entry(name, data)
-    except KeyError as error:
-        raise StoreError(f"layer {name!r}: the field {error.args[0]!r} is missing") from None
-    except (TypeError, ValueError, AttributeError, StoreError) as error:
+    # TypeError: a solver compares its options with numbers.
+    except (TensigmaError, TypeError) as error:
         raise StoreError(f"layer {name!r}: {error}") from None
 
 
@@ -188,18 +223,22 @@ def _entry(name: str, data: Mapping[str, Any]) -> DenseEntry | CompressedEntry:
         "input_size": None if data.get("input_size") is None else tuple(data["input_size"]),
         "calls": float(data.get("calls", 1.0)),
     }
+    if geometry is not None and usage["input_size"] is not None:
+        _check_size(geometry, usage["input_size"])
     if data["ranks"] is None:
         reason = data.get("reason") or "left dense in the plan's file"
         return DenseEntry(name=name, geometry=geometry, norm=norm, method=method, reason=reason, **usage)
     if method is None or geometry is None:
         raise StoreError("it has ranks but no method or geometry")
-    treatment = Treatment(
-        geometry=geometry,
-        method=method,
-        norm=norm,
-        format=method.format(method.check_ranks(data["ranks"], geometry.kernel_shape)),
-        options=dict(data.get("options") or {}),
-    )
+    ranks = method.check_ranks(_ranks(data["ranks"]), geometry.kernel_shape)
+    options = dict(data.get("options") or {})
+    method.check_options(options)
+    method.solver(*ranks, **options)  # checks the values
+    format = method.format(ranks)
+    reason = format.why_not(geometry)
+    if reason is not None:
+        raise StoreError(reason)
+    treatment = Treatment(geometry=geometry, method=method, norm=norm, format=format, options=options)
     return CompressedEntry.of(name, treatment, error=data.get("error"), **usage)
 
 
@@ -212,6 +251,38 @@ def _check_keys(name: str, data: Mapping[str, Any]) -> None:
             raise StoreError(f"layer {name!r}: the key {key!r} is not known; {guess}({', '.join(_KEYS)})")
 
 
+def _check_size(geometry: Geometry, input_size: tuple[int, ...]) -> None:
+    """Refuse a size that no input of the layer has, whose MACs would be nonsense."""
+    if geometry.n_spatial in (0, len(input_size)):
+        sizes = geometry.output_size(input_size)
+        if min((*sizes, *input_size), default=1) >= 0:
+            return
+    raise StoreError(f"no input of this layer has the spatial size {list(input_size)}: {describe(geometry)}")
+
+
+def _ranks(value: Any) -> Any:
+    if isinstance(value, list | tuple | int):
+        return value
+    raise StoreError(f"ranks are {value!r}; expected a list of whole numbers, one number for all, or null")
+
+
 def _geometry(data: Mapping[str, Any]) -> Geometry:
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-    return Geometry(**fields)
+    geometry = Geometry(**fields)
+    spatial = [geometry.stride, geometry.dilation]
+    if not isinstance(geometry.padding, str):
+        spatial.append(geometry.padding)
+    if geometry.kind == "linear":
+        fits = geometry == Geometry(
+            kind="linear",
+            in_channels=geometry.in_channels,
+            out_channels=geometry.out_channels,
+            bias=geometry.bias,
+        )
+    else:
+        fits = 1 <= geometry.n_spatial <= 3 and all(len(sizes) == geometry.n_spatial for sizes in spatial)
+        if geometry.kind == "conv_transpose":
+            fits = fits and len(geometry.output_padding) == geometry.n_spatial
+    if not fits or geometry.in_channels % geometry.groups or geometry.out_channels % geometry.groups:
+        raise StoreError(f"no layer has this geometry: {describe(geometry)}")
+    return geometry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -101,14 +102,10 @@ class ParetoFront:
         allocation = Allocation(priced.curves, budget.field, self.weights)
         smallest, limit = priced.rest + allocation.cheapest, budget.share * priced.total
         if smallest > limit:
-            raise InputError(
-                f"no plan leaves {budget.share:.4g} of the {budget.show(priced.total)}: with the lowest ranks the "
-                f"layers that may be compressed still leave {budget.show(smallest)}, a share of "
-                f"{smallest / (priced.total or 1):.4g}; ask for more, or let more layers be compressed "
-                "({layers}, {skip})",
-                parameters=("layers", "skip"),
-            )
+            raise unreachable(budget, priced.total, smallest)
         chosen = allocation.choose(limit - priced.rest)
+        if isinstance(budget, Params) and budget.at_most is not None:
+            chosen = self._with_few_macs(chosen, limit - priced.rest, budget.at_most)
         entries = [
             entry_of(draft, chosen[draft.name]) if isinstance(draft, Candidate) else draft for draft in self._drafts
         ]
@@ -134,6 +131,27 @@ class ParetoFront:
         if self.weigher is None:
             return self.plan(budget, progress=progress)
         return self.weigher.best_plan(self, budget, progress=progress)
+
+    def _with_few_macs(self, chosen: dict[str, Option], left: float, at_most: float) -> dict[str, Option]:
+        """Options for the same parameters that need at most this share of the multiply-adds; ``chosen`` if none do."""
+        if any(layer.input_size is None for layer in self._candidates):
+            return chosen
+        rest = sum(entry.after.macs for entry in self._entries)
+        total = sum(entry.before.macs for entry in self._entries)
+        total += sum(options[0].cost.macs for options in self.curves.values())
+        # The layers that need more multiply-adds than now are the first to go; then all are held tighter and tighter.
+        for tightness in (math.inf, *(at_most * step / 20 for step in range(20, 0, -1))):
+            if math.isfinite(tightness):
+                curves = {name: _frugal(options, tightness) for name, options in self.curves.items()}
+                allocation = Allocation(curves, "params", self.weights)
+                if allocation.cheapest > left:
+                    break
+                chosen_here = allocation.choose(left)
+            else:
+                chosen_here = chosen
+            if rest + sum(option.cost.macs for option in chosen_here.values()) <= at_most * total:
+                return chosen_here
+        return chosen
 
     def trade(self, budget: CostBudget | type[CostBudget] = Params) -> list[FrontPoint]:
         """Every corner of the front, by rising share of the parameters (or whatever else the budget counts)."""
@@ -170,6 +188,49 @@ class ParetoFront:
         total = before + sum(options[0].price("seconds") for options in curves.values())
         about = {"batch": budget.batch, **runtime_facts(clock.table.runtime)}
         return _Priced(curves, total, after, {"latency": about})
+
+
+def check_reachable(
+    drafts: Sequence[DenseEntry | CompressedEntry | Candidate], n_params: int, budget: CostBudget
+) -> None:
+    """Refuse a budget that not even ranks of 1 would keep, which follows from shapes, before any curve is computed."""
+    if not isinstance(budget, Params | Macs):
+        return
+    entries = [draft for draft in drafts if not isinstance(draft, Candidate)]
+    candidates = [draft for draft in drafts if isinstance(draft, Candidate)]
+    if isinstance(budget, Macs) and any(layer.input_size is None for layer in candidates):
+        return
+    field = budget.field
+    dense = sum(getattr(layer.cost(None), field) for layer in candidates)
+    before, after = (sum(getattr(getattr(entry, at), field) for entry in entries) for at in ("before", "after"))
+    total = n_params if isinstance(budget, Params) else dense + before
+    smallest = total - dense - (before - after) + sum(_least(layer, field) for layer in candidates)
+    if smallest > budget.share * total:
+        raise unreachable(budget, total, smallest)
+
+
+def _least(layer: Candidate, field: str) -> int:
+    formats = [None, *(method.format((1,) * len(method.rank_names)) for method in layer.choices)]
+    return min(getattr(layer.cost_in(format), field) for format in formats)
+
+
+def unreachable(budget: CostBudget, total: float, smallest: float) -> InputError:
+    """The error for a budget below what the lowest ranks leave."""
+    return InputError(
+        f"no plan leaves {budget.share:.4g} of the {budget.show(total)}: with the lowest ranks the "
+        f"layers that may be compressed still leave {budget.show(smallest)}, a share of "
+        f"{smallest / (total or 1):.4g}; ask for more, or let more layers be compressed "
+        "({layers}, {skip})",
+        parameters=("layers", "skip"),
+    )
+
+
+def _frugal(options: Sequence[Option], tightness: float) -> list[Option]:
+    """The options that need at most this share of the dense layer's multiply-adds; the most frugal if none does."""
+    limit = tightness * options[0].cost.macs
+    return [option for option in options if option.cost.macs <= limit] or [
+        min(options, key=lambda option: option.cost.macs)
+    ]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, Literal
@@ -10,18 +11,18 @@ import torch
 from torch import nn
 
 from tensigma.calibration import Calibration
-from tensigma.errors import InputError
+from tensigma.errors import InputError, PlanWarning
 from tensigma.layers import Layer, find_layers, kernels_of
 from tensigma.planning.budgets import Budget, CostBudget
 from tensigma.planning.drop import Drop, Judge, smallest_plan
 from tensigma.planning.entry import CompressedEntry, DenseEntry
-from tensigma.planning.front import ParetoFront, compressed_entry, dense_entry
+from tensigma.planning.front import ParetoFront, check_reachable, compressed_entry, dense_entry
 from tensigma.planning.plans import Plan
 from tensigma.planning.preparation import Prepared, prepare
 from tensigma.planning.ranks import RankRule
 from tensigma.planning.recipe import Recipe, Saving, Selection, Wish
 from tensigma.planning.weighing import Weigher, weigher_for
-from tensigma.running import Wanted, reporter, weights_digest
+from tensigma.running import Wanted, not_ended, reporter, weights_digest
 from tensigma.solving import Candidate, Method, Solutions, calls_of, choices_of, compressed_copy, method_of
 
 Draft = DenseEntry | CompressedEntry | Candidate
@@ -89,6 +90,7 @@ def plan(
         "weights": weights,
     }
     recipe = merged_recipe(recipe, keywords)
+    data = not_ended(data, "data")
     prepared = prepare(
         model,
         recipe,
@@ -131,6 +133,27 @@ def plan_prepared(
 
     Curves and trials of small layers are solved by ``workers`` threads, by default as many as torch has.
     """
+    made = _plan_prepared(model, recipe, prepared, input=input, progress=progress, solutions=solutions, workers=workers)
+    if made.raises_macs:
+        warnings.warn(
+            f"this plan has fewer parameters but needs more multiply-adds, {made.after.macs:,} instead of "
+            f"{made.before.macs:,}; a budget of Macs or Latency makes the model faster",
+            PlanWarning,
+            stacklevel=3,
+        )
+    return made
+
+
+def _plan_prepared(
+    model: nn.Module,
+    recipe: Recipe,
+    prepared: Prepared,
+    *,
+    input: str | int | None,
+    progress: Wanted,
+    solutions: Solutions | None,
+    workers: int | None,
+) -> Plan:
     drafts = _drafts(model, recipe, prepared.stats)
     n_params = sum(parameter.numel() for parameter in model.parameters())
     weights = weights_digest(model)
@@ -139,6 +162,8 @@ def plan_prepared(
         entries = [draft for draft in drafts if not isinstance(draft, Candidate)]
         return Plan(entries, n_params=n_params, weights=weights, solutions=solutions)
     report = reporter(progress)
+    if isinstance(recipe.budget, CostBudget):
+        check_reachable(drafts, n_params, recipe.budget)
     front = ParetoFront(
         drafts, n_params=n_params, model_weights=weights, solutions=solutions, report=report, workers=workers
     )

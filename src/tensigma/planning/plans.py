@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from tensigma.errors import InputError, StoreError
-from tensigma.files import whole_file
+from tensigma.files import anything, integer, mapping, optional, read_json, record, text, whole_file
 from tensigma.layers import Cost, find_layers, select
 from tensigma.planning.entry import CompressedEntry, DenseEntry, entry_from_json
 from tensigma.running import Wanted, weights_digest
@@ -21,6 +21,15 @@ from tensigma.text import count, share, table
 
 FORMAT = "tensigma-plan"
 VERSION = 1
+_PLAN = record(
+    {
+        "format": text(FORMAT),
+        "version": integer(VERSION, VERSION),
+        "n_params": integer(),
+        "layers": mapping(anything),  # entries check themselves
+    },
+    {"library": text(), "weights": optional(text()), "notes": optional(mapping(anything))},
+)
 
 
 class Front(Protocol):
@@ -153,6 +162,11 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         """Compression rate: parameters of the whole model before ÷ after."""
         return self.before.params / max(self.after.params, 1)
 
+    @property
+    def raises_macs(self) -> bool:
+        """Whether the plan needs more multiply-adds than the model does now."""
+        return bool(self.compressed) and self.after.macs > self.before.macs
+
     def with_(
         self,
         layers: str | Sequence[str],
@@ -236,17 +250,14 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
             raise StoreError("this is not a plan written by Plan.save")
         if data.get("version") != VERSION:
             raise StoreError(f"the plan has version {data.get('version')}; this library reads version {VERSION}")
-        layers, n_params = data.get("layers"), data.get("n_params")
-        if not isinstance(layers, dict) or isinstance(n_params, bool) or not isinstance(n_params, int):
-            raise StoreError("the plan is damaged: layers or n_params is missing or of the wrong kind")
-        notes = data.get("notes")
-        if notes is not None and not isinstance(notes, dict):
-            raise StoreError("the plan is damaged: notes is of the wrong kind")
-        weights = data.get("weights")
-        if weights is not None and not isinstance(weights, str):
-            raise StoreError("the plan is damaged: weights is of the wrong kind")
-        entries = [entry_from_json(name, entry) for name, entry in layers.items()]
-        return cls(entries, n_params=n_params, weights=weights, notes=notes)
+        _PLAN(data, "the plan is damaged")
+        entries = [entry_from_json(name, entry) for name, entry in data["layers"].items()]
+        n_params, in_layers = data["n_params"], sum(e.before.params for e in entries if isinstance(e, CompressedEntry))
+        if n_params < in_layers:
+            raise StoreError(
+                f"the plan is damaged: n_params is {n_params}, but the compressed layers alone have {in_layers}"
+            )
+        return cls(entries, n_params=n_params, weights=data.get("weights"), notes=data.get("notes"))
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; an existing plan is replaced in one step."""
@@ -256,10 +267,7 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
     @classmethod
     def load(cls, file: str | os.PathLike[str]) -> Plan:
         """Read a plan that :meth:`save` wrote."""
-        try:
-            data = json.loads(Path(file).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise StoreError(f"the plan {os.fspath(file)} cannot be read: {error}") from error
+        data = read_json(Path(file))
         try:
             return cls.from_json(data)
         except StoreError as error:
@@ -290,7 +298,8 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         macs = [count(before.macs), f"→ {count(after.macs)}"] if sized else ["–", ""]
         rows.append(["total", "", count(before.params), f"→ {count(after.params)}", *macs, "", ""])
         header = ["layer", "format", "params", "", "MACs", "", "error", "why dense"]
-        return table(header, rows, left=(0, 1, 3, 5, 7)) + f"\nrate {self.rate:.2f}"
+        rise = f", but {after.macs / before.macs:.2f} times the MACs" if self.raises_macs else ""
+        return table(header, rows, left=(0, 1, 3, 5, 7)) + f"\nrate {self.rate:.2f}{rise}"
 
 
 def _left_dense(entry: DenseEntry | CompressedEntry) -> DenseEntry:

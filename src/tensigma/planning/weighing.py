@@ -25,6 +25,7 @@ from tensigma.running import (
     Progress,
     UnlikeAnswers,
     Wanted,
+    allows_gradients,
     has_gradients,
     is_one_shot,
     rank_and_size,
@@ -153,6 +154,8 @@ def weigher_for(
         probe = Probe(model, data, samples=n_trials if trials else n_effects, input=input)
         if probe.is_silent:
             return None
+        if differentiable and not allows_gradients(model, [layer.name for layer in layers], probe.batches[0]):
+            differentiable, n_effects = False, forward_samples(layers)
         part = probe.first(n_effects)
         effects = (measured_effects if differentiable else forward_effects)(model, layers, part, report=report)
     except UnlikeAnswers as error:

@@ -6,7 +6,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from tensigma.errors import StoreError
+from tensigma.files import anything, integer, number, optional, record, text
+
+_RUN = record(
+    {
+        "series": text(),
+        "setting": text(),
+        "rate": number(0),
+        "params": integer(),
+        "macs": optional(integer()),
+        "top1": optional(number(0, 1)),
+        "agreement": optional(number(0, 1)),
+        "seconds": number(0),
+    },
+    others=anything,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +51,5 @@ class Run:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Run:
         """The inverse of :meth:`to_json`."""
-        try:
-            return cls(**{field.name: data[field.name] for field in fields(cls)})
-        except (KeyError, TypeError) as error:
-            raise StoreError(f"a run of the comparison is damaged: {error}") from None
+        _RUN(data, "a run of the comparison is damaged")
+        return cls(**{field.name: data[field.name] for field in fields(cls)})

@@ -10,10 +10,12 @@ from tensigma.running.batches import (
     is_batch,
     is_one_shot,
     iterate,
+    not_ended,
     target_labels,
 )
-from tensigma.running.borrowing import borrowed, device_of, kept_rng, run, seed_all
-from tensigma.running.digests import Digest, tensors_of, weights_digest
+from tensigma.running.borrowing import allows_gradients, borrowed, device_of, kept_rng, run, seed_all
+from tensigma.running.copying import copied
+from tensigma.running.digests import Digest, content_digest, content_digests, tensors_of, weights_digest
 from tensigma.running.gradients import check_gradients, has_gradients
 from tensigma.running.halting import OutOfOrder, halted_passes, live_bytes
 from tensigma.running.holdout import Pair, Pairs, SetAside, hold_out, mixed
@@ -45,12 +47,16 @@ __all__ = [
     "Wanted",
     "WeightedProgress",
     "alike",
+    "allows_gradients",
     "answered",
     "borrowed",
     "check_gradients",
     "check_together",
     "class_labels",
     "common_device",
+    "content_digest",
+    "content_digests",
+    "copied",
     "count_batches",
     "dense_scores_of",
     "device_of",
@@ -68,6 +74,7 @@ __all__ = [
     "leaves",
     "live_bytes",
     "mixed",
+    "not_ended",
     "process_group",
     "processor_clock",
     "rank_and_size",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -156,6 +157,22 @@ def count_batches(batches: Any) -> int | None:
         return len(batches)
     except TypeError:
         return None
+
+
+def not_ended(batches: Any, name: str) -> Any:
+    """``batches`` as they are; an iterator that has already ended is refused, instead of counting as no data.
+
+    >>> not_ended(iter([]), "data")
+    Traceback (most recent call last):
+    tensigma.errors.InputError: data is an iterator that has ended, so it gives no samples; pass a list or a DataLoader
+    """
+    if not isinstance(batches, Iterator):
+        return batches
+    missing = object()
+    first = next(batches, missing)
+    if first is missing:
+        raise InputError(f"{name} is an iterator that has ended, so it gives no samples; pass a list or a DataLoader")
+    return chain([first], batches)
 
 
 def is_one_shot(batches: Any) -> bool:

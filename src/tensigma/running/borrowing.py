@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,9 @@ def borrowed(model: nn.Module, device: torch.device | str | None = None) -> Iter
             for module, training in modes:
                 module.training = training
             for parameter, requires_grad in flags:
-                parameter.requires_grad_(requires_grad)
+                # Parameters made in inference mode can be changed only there.
+                with torch.inference_mode(parameter.is_inference()):
+                    parameter.requires_grad_(requires_grad)
 
 
 @contextmanager
@@ -82,6 +84,29 @@ def run(model: nn.Module, batch: Batch) -> Any:
     except Exception as error:
         kind = f"shape {tuple(x.shape)}, {str(x.dtype).removeprefix('torch.')}"
         raise InputError(f"the model rejected batch {batch.index} ({kind}): {type(error).__name__}: {error}") from error
+
+
+def allows_gradients(model: nn.Module, names: Iterable[str], batch: Batch) -> bool:
+    """Whether gradients can pass through the layers ``names``.
+
+    They cannot if the model computes inside ``torch.no_grad`` or ``torch.inference_mode`` of its own, or was built in
+    inference mode.
+
+    >>> allows_gradients(nn.Sequential(nn.Linear(3, 2)), ["0"], Batch(0, torch.zeros(4, 3), None))
+    True
+    """
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        return False
+    allowed: list[bool] = []
+
+    def hook(*_: Any) -> None:
+        allowed.append(torch.is_grad_enabled() and not torch.is_inference_mode_enabled())
+
+    with borrowed(model), torch.enable_grad(), ExitStack() as stack:
+        for name in names:
+            stack.callback(model.get_submodule(name).register_forward_hook(hook).remove)
+        run(model, Batch(batch.index, batch.inputs[:1], None))
+    return all(allowed)
 
 
 def device_of(model: nn.Module) -> torch.device | None:

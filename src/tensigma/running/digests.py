@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -11,6 +13,26 @@ from torch import Tensor, nn
 
 #: Counts training steps, which evaluation never reads.
 _IDLE = "num_batches_tracked"
+
+
+def content_digest(tensor: Tensor) -> str:
+    """A digest of type, shape and values, kept beside a stored tensor and compared when it is read.
+
+    SHA-256, which most CPUs compute about as fast as files are read.
+
+    >>> content_digest(torch.ones(2)) == content_digest(torch.ones(2)) != content_digest(torch.ones(2, 1))
+    True
+    """
+    plain = tensor.detach().cpu().contiguous()
+    digest = hashlib.sha256(f"{plain.dtype} {tuple(plain.shape)}".encode())
+    digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def content_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The digests of many tensors, on several threads."""
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        return dict(zip(tensors, pool.map(content_digest, tensors.values()), strict=True))
 
 
 class Digest:

@@ -18,6 +18,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tensigma.errors import InputError
+
 __all__ = ["at_risk", "safe_backward", "safe_layout"]
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -52,6 +54,10 @@ def safe_layout(layer: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(map(_plain, tensors)) if at_risk(layer) else tensors
 
 
+# What torch says where a model switches gradients off itself.
+_NO_GRADIENTS = ("does not require grad", "Inference tensors cannot be saved for backward")
+
+
 @contextmanager
 def safe_backward(*models: nn.Module) -> Iterator[None]:
     """Inside, the layers of ``models`` that are at risk compute in the contiguous layout; all others run as usual.
@@ -68,7 +74,15 @@ def safe_backward(*models: nn.Module) -> Iterator[None]:
             for parameter in layer.parameters():
                 stack.callback(_restore, parameter, parameter.data)
                 parameter.data = _plain(parameter.data)
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            if any(sign in str(error) for sign in _NO_GRADIENTS):
+                raise InputError(
+                    "no gradients pass through the model: it computes inside torch.no_grad or torch.inference_mode; "
+                    "take that out of its forward"
+                ) from error
+            raise
 
 
 def _plain(tensor: Tensor) -> Tensor:

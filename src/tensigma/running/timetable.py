@@ -14,7 +14,7 @@ from typing import Any
 from torch import distributed as dist
 
 from tensigma.errors import StoreError
-from tensigma.files import whole_file
+from tensigma.files import check_seal, read_json, seal, whole_file
 from tensigma.running.processes import process_group, rank_and_size
 from tensigma.running.timing import Chain, Runtime, measure
 
@@ -91,20 +91,23 @@ class TimeTable:
     def _read(self) -> dict[str, float]:
         """The times in the file; none if it is missing, damaged or for another machine or runtime."""
         try:
-            data = json.loads(self.file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
+            if not self.file.exists():
+                return {}
+            data = read_json(self.file)
+            if isinstance(data, Mapping):
+                check_seal(data, str(self.file))
+        except (OSError, StoreError) as error:
             logger.info("%s cannot be read and will be measured again: %s", self.file, error)
             return {}
         ours = isinstance(data, Mapping) and data.get("format") == FORMAT and data.get("version") == VERSION
         seconds = data.get("seconds") if ours and data.get("about") == self.about else None
         if not isinstance(seconds, Mapping):
             return {}
-        return {key: float(value) for key, value in seconds.items() if isinstance(value, int | float) and value > 0}
+        positive = {key: value for key, value in seconds.items() if type(value) in (int, float) and 0 < value < 1e9}
+        return {key: float(value) for key, value in positive.items()}
 
     def _write(self) -> None:
-        data = {"format": FORMAT, "version": VERSION, "about": self.about, "seconds": self._times}
+        data = seal({"format": FORMAT, "version": VERSION, "about": self.about, "seconds": self._times})
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(self.file) as partial:

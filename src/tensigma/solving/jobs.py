@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from torch import nn
 from tensigma.calibration import LayerStats
 from tensigma.errors import InputError, TensigmaError
 from tensigma.layers import Geometry, replace_
-from tensigma.running import Listener, WeightedProgress, silent
+from tensigma.running import Listener, WeightedProgress, copied, silent
 from tensigma.solving.parallel import side_by_side, work_of
 from tensigma.solving.solution import Solution
 from tensigma.solving.solution_store import Solutions
@@ -131,6 +130,6 @@ def compressed_copy(
 ) -> nn.Module:
     """A copy of ``model`` with these layers compressed, each fitted on its own."""
     solved = run_jobs(jobs_for(model, treatments, stats), solutions=solutions, workers=workers)
-    small = copy.deepcopy(model)
+    small = copied(model)
     replace_(small, {name: solution.modules for name, (solution, _) in solved.items()})
     return small

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,8 +34,8 @@ def gram_metrics(geometry: Geometry, stats: LayerStats) -> tuple[Metric, ...]:
     if stats.rows is not None:
         return (Metric.from_rows(stats.rows),)
     if geometry.kind == "conv_transpose":
-        return tuple(map(Metric.from_gram, _Scattered(geometry, stats).gram()))
-    return tuple(map(Metric.from_gram, _by_group(stats.gram, geometry)))
+        return _from_grams(_Scattered(geometry, stats).gram())
+    return _from_grams(_by_group(stats.gram, geometry))
 
 
 def centred_metrics(geometry: Geometry, stats: LayerStats) -> tuple[Metric, ...]:
@@ -43,9 +44,9 @@ def centred_metrics(geometry: Geometry, stats: LayerStats) -> tuple[Metric, ...]
     if stats.rows is not None:
         return (Metric.from_rows(stats.rows, stats.mean),)
     if geometry.kind == "conv_transpose":
-        return tuple(map(Metric.from_gram, _Scattered(geometry, stats).covariance()))
+        return _from_grams(_Scattered(geometry, stats).covariance())
     if stats not in _centred:
-        _centred[stats] = tuple(map(Metric.from_gram, _by_group(stats.covariance, geometry)))
+        _centred[stats] = _from_grams(_by_group(stats.covariance, geometry))
     return _centred[stats]
 
 
@@ -55,6 +56,22 @@ def means(geometry: Geometry, stats: LayerStats) -> Tensor:
     if geometry.kind == "conv_transpose":
         return _Scattered(geometry, stats).mean()
     return stats.mean.reshape(geometry.groups, -1)
+
+
+#: Moments beyond this power of two, or below its inverse, are brought near 1, so that their products stay numbers.
+_MODERATE = 60
+
+
+def _from_grams(grams: Tensor) -> tuple[Metric, ...]:
+    """One metric per group. Only ratios of norms matter, so extreme moments are scaled, all groups alike."""
+    largest = grams.diagonal(dim1=-2, dim2=-1).max().item()
+    if largest < torch.finfo(grams.dtype).tiny / torch.finfo(grams.dtype).eps:
+        return tuple(map(Metric.from_gram, torch.zeros_like(grams)))  # too few digits are left to tell anything
+    if 0 < largest < math.inf and abs(math.log2(largest)) > _MODERATE:
+        # In two steps, because the factor itself may lie outside the range of the numbers.
+        half = -math.floor(math.log2(largest)) // 2
+        grams = torch.ldexp(torch.ldexp(grams, torch.tensor(half)), torch.tensor(half))
+    return tuple(map(Metric.from_gram, grams))
 
 
 def _by_group(moment: Tensor, geometry: Geometry) -> Tensor:

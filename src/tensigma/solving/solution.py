@@ -80,6 +80,16 @@ def solve(
     return Solution(modules, error, frobenius, converged, time.perf_counter() - begin)
 
 
+def frobenius_error(treatment: Treatment, module: nn.Module, modules: nn.Sequential) -> float:
+    """The relative error of the weights of ``modules``, which replace ``module``."""
+    kernels = kernels_of(module)
+    with torch.no_grad():
+        factors = from_modules(modules, treatment.format, treatment.geometry)
+        dense = [part.to_dense() for part in factors]
+        residuals = [kernel.to(part) - part for kernel, part in zip(kernels, dense, strict=True)]
+        return _relative(kernels, residuals, identity_metrics(treatment.geometry))
+
+
 def _bias(
     treatment: Treatment, module: nn.Module, residuals: Sequence[Tensor], stats: LayerStats | None
 ) -> Tensor | None:

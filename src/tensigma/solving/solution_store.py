@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import math
 import os
-import threading
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -22,16 +22,30 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tensigma.calibration import LayerStats
-from tensigma.errors import StoreError
+from tensigma.errors import InputError, StoreError
+from tensigma.files import (
+    SEAL,
+    check_seal,
+    flag,
+    mapping,
+    number,
+    optional,
+    parse_json,
+    record,
+    seal,
+    sweep,
+    text,
+    whole_file,
+)
 from tensigma.layers import Format
-from tensigma.running import Digest
-from tensigma.solving.solution import Solution, solve
+from tensigma.running import Digest, content_digests
+from tensigma.solving.solution import Solution, frobenius_error, solve
 from tensigma.solving.treatment import Treatment
 
 logger = logging.getLogger(__name__)
 
 # Increased when the stored data changes, or what solvers return for the same input.
-_VERSION = 2
+_VERSION = 3
 
 
 class Solutions:
@@ -58,6 +72,7 @@ class Solutions:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise StoreError(f"the cache {self.folder} cannot be created: {error.strerror or error}") from error
+            sweep(self.folder)
 
     def get_or_solve(
         self,
@@ -80,7 +95,7 @@ class Solutions:
         key = key_of(treatment, module, stats)
         if key in self._memory:
             return _copy(self._memory[key]), True
-        solution = None if self.folder is None else _read(self._file(key), treatment)
+        solution = None if self.folder is None else _read(self._file(key), treatment, module)
         cached = solution is not None
         if solution is None:
             solution = solve(treatment, module, stats, start)
@@ -143,27 +158,52 @@ def _stats_digest(stats: LayerStats, *, weighs_entries: bool) -> str:
 
 
 def _write(file: Path, solution: Solution) -> None:
-    # One name per thread and process, so that two that solve the same layer do not collide.
-    partial = file.with_suffix(f".partial-{os.getpid()}-{threading.get_ident()}")
     tensors = {key: tensor.cpu() for key, tensor in solution.tensors().items()}
-    try:
-        save_file(tensors, partial, metadata={"solution": json.dumps(solution.facts())})
-        partial.replace(file)
-    except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
-        raise StoreError(f"the cache cannot be written to: {error}") from error
+    # Not waiting for the disk: a solution cut short by a power cut is noticed and solved again.
+    with whole_file(file, durable=False) as partial:
+        sealed = seal({**solution.facts(), "tensors": content_digests(tensors)})
+        save_file(tensors, partial, metadata={"solution": json.dumps(sealed)})
 
 
-def _read(file: Path, treatment: Treatment) -> Solution | None:
-    """The solution in ``file``; None if it is missing or cannot be read."""
+_FACTS = record(
+    {
+        "error": optional(number(0)),
+        "frobenius_error": number(0),
+        "converged": flag,
+        "seconds": number(0),
+        "tensors": mapping(text()),
+        SEAL: text(),
+    }
+)
+# Errors are computed in the precision of the solver, which may be higher than that of the stored weights.
+_ERROR_TOLERANCE = {"rel_tol": 1e-2, "abs_tol": 1e-3}
+
+
+def _check_error(solution: Solution, treatment: Treatment, module: nn.Module) -> None:
+    """Refuse a solution whose error on the weights is not the one it was stored with."""
+    error = frobenius_error(treatment, module, solution.modules)
+    if not math.isclose(error, solution.frobenius_error, **_ERROR_TOLERANCE):
+        raise StoreError(f"its error is {error:.4g}, and {solution.frobenius_error:.4g} was noted")
+
+
+def _read(file: Path, treatment: Treatment, module: nn.Module) -> Solution | None:
+    """The solution in ``file``; None if it is missing, damaged or not a solution of this layer."""
     if not file.is_file():
         return None
     try:
         with safe_open(file, framework="pt") as stored:
-            facts = json.loads(stored.metadata()["solution"])
+            facts = _FACTS(parse_json((stored.metadata() or {}).get("solution", "null")), "its header")
             tensors = {key: stored.get_tensor(key) for key in stored.keys()}
-        return Solution.rebuilt(treatment, tensors, facts)
-    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
+        check_seal(facts, "its header")
+        if content_digests(tensors) != facts["tensors"]:
+            raise StoreError("its tensors do not match their digests")
+        solution = Solution.rebuilt(
+            treatment, tensors, {key: facts[key] for key in facts if key not in (SEAL, "tensors")}
+        )
+        _check_error(solution, treatment, module)
+        return solution
+    # RuntimeError: torch, where tensors do not fit the modules.
+    except (OSError, SafetensorError, StoreError, InputError, RuntimeError) as error:
         logger.warning(
             "the cached solution %s (%s) cannot be read and is solved again: %s", file.name, treatment.label, error
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,8 @@ from tensigma.zoo.images import View
 from tensigma.zoo.spec import require
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+# More than any data set has; every class gets a name.
+_MOST_CLASSES = 1_000_000
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
@@ -127,10 +128,12 @@ def open_npz(file: Path, classes: tuple[str, ...] = ()) -> Arrays:
     if not file.is_file():
         raise StoreError(f"{file}: no such file")
     try:
-        with np.load(file, allow_pickle=False) as content:
+        # Opened here, because numpy leaves the file open if it cannot read it.
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
             arrays = {key: content[key] for key in content.files}
-    # Not a zip, a truncated zip, a single .npy, or objects that only unpickling could restore.
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+    # Not a zip, a truncated or damaged one, a single .npy, or objects that only unpickling could restore; zipfile and
+    # numpy fail in many ways.
+    except Exception as error:
         raise StoreError(f"{file}: not a readable npz file of plain arrays ({error})") from error
     images = next((arrays[key] for key in ("images", "x", "X", "data") if key in arrays), None)
     labels = next((arrays[key] for key in ("labels", "y", "Y", "targets") if key in arrays), None)
@@ -138,10 +141,17 @@ def open_npz(file: Path, classes: tuple[str, ...] = ()) -> Arrays:
         raise StoreError(f"{file}: holds {', '.join(arrays) or 'nothing'}; the images are expected under 'images'")
     if labels is not None and (labels.ndim != 1 or len(labels) != len(images)):
         raise StoreError(f"{file}: labels have shape {labels.shape} for {len(images)} images; give one per image")
+    if labels is not None and not _are_classes(labels):
+        raise StoreError(f"{file}: labels of type {labels.dtype} are no classes; give whole numbers from 0 on")
     targets = None if labels is None else torch.from_numpy(labels.astype(np.int64))
     if not classes and targets is not None and len(targets):
         classes = tuple(str(label) for label in range(int(targets.max()) + 1))
     return Arrays(_channels_first(images, file), targets, classes)
+
+
+def _are_classes(labels: np.ndarray) -> bool:
+    whole = labels.dtype.kind in "iu" or (labels.dtype.kind == "f" and bool((labels == np.floor(labels)).all()))
+    return whole and (not len(labels) or bool(labels.max() < _MOST_CLASSES))
 
 
 def _channels_first(images: np.ndarray, file: Path) -> Tensor:

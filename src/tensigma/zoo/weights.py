@@ -42,9 +42,10 @@ def read_weights(file: str | Path) -> dict[str, Tensor]:
             f"{path}: holds more than tensors, and loading that could execute code; "
             "save model.state_dict() alone and give that file"
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        # A KeyError from a damaged file carries a bare number, which explains nothing.
-        detail = "it is damaged or of another kind" if isinstance(error, KeyError) else str(error)
+    except Exception as error:
+        # Reading a damaged file, torch fails in many ways, most of which explain nothing to who gave the file.
+        explains = isinstance(error, RuntimeError | EOFError | OSError | ValueError) and str(error)
+        detail = str(error) if explains else "it is damaged or of another kind"
         raise StoreError(f"{path}: not a readable PyTorch file ({detail})") from error
     state = _unwrap(content)
     if state is None:

@@ -1,0 +1,74 @@
+"""``python -m torture --scale 1.0 --out results/torture.json``: thousands of cases, and their counts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import platform
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torture import damage, kills, networks, places
+from torture.tally import Tally
+
+#: Cases of a full run.
+KILLS, FILES, NETWORKS = 200, 10_000, 500
+
+
+def main() -> int:
+    """Run all, write the counts, and say whether everything held."""
+    parser = argparse.ArgumentParser(prog="python -m torture", description=__doc__)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of a full run")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=None, help="JSON file for the counts")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="tensigma-torture-") as scratch:
+        place = Path(scratch)
+        n_files = max(1, round(FILES * options.scale / len(damage.PARSERS)))
+        parts: dict[str, Callable[[Tally], None]] = {
+            f"damaged files: {parser.name}": partial(damage.torture, parser, n_files, options.seed, place / "damage")
+            for parser in damage.PARSERS
+        }
+        n_networks, n_kills = max(1, round(NETWORKS * options.scale)), max(1, round(KILLS * options.scale))
+        parts["random networks"] = lambda tally: networks.torture(n_networks, options.seed, place / "networks", tally)
+        parts["random networks, exported"] = lambda tally: networks.torture(
+            max(1, n_networks // 10), options.seed + 1, place / "networks", tally, export=True
+        )
+        parts["kills"] = lambda tally: kills.torture(n_kills, options.seed, place / "kills", tally)
+        parts["places"] = lambda tally: places.torture(place / "places", tally)
+        for name, run in parts.items():
+            start, tally = time.perf_counter(), Tally()
+            run(tally)
+            results[name] = {**tally.to_json(), "seconds": round(time.perf_counter() - start, 1)}
+            print(f"{name}: {json.dumps(results[name], ensure_ascii=False)}", flush=True)
+            if options.out is not None:
+                _write(options, results)
+    return int(any(result["faults"] for result in results.values()))
+
+
+def _write(options: argparse.Namespace, results: dict[str, Any]) -> None:
+    content = {
+        "format": "tensigma-torture",
+        "version": 1,
+        "scale": options.scale,
+        "seed": options.seed,
+        "versions": {name: version(name) for name in ("tensigma", "torch", "safetensors")},
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "results": results,
+    }
+    options.out.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

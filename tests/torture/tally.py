@@ -1,0 +1,38 @@
+"""Counts of what happened, with the first few cases of everything that should not have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Outcomes that are as they should be. Everything else is a fault.
+GOOD = ("refused", "unchanged", "edited", "held", "resumed", "solved again")
+_SHOWN = 5
+
+
+@dataclass
+class Tally:
+    """How many cases ended in which way."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+    def add(self, outcome: str, case: str = "") -> None:
+        """One more case with this outcome."""
+        self.counts[outcome] += 1
+        if outcome not in GOOD:
+            self.faults.append(f"{outcome}: {case}")
+
+    @property
+    def total(self) -> int:
+        """All cases."""
+        return sum(self.counts.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"cases": self.total, **dict(sorted(self.counts.items())), "faults": self.faults[:_SHOWN]}
+
+    def check(self) -> None:
+        """Fail with the first faults, if there are any."""
+        assert not self.faults, f"{len(self.faults)} of {self.total} cases failed:\n" + "\n".join(self.faults[:_SHOWN])
