@@ -133,6 +133,18 @@ def opens_in_openvino(file: Path, x: Tensor, expected: Any) -> float | None:
     return difference(dict(enumerate(results)), dict(enumerate(ts.running.leaves(expected).values())))
 
 
+@torch.inference_mode()
+def cpu_seconds(models: Sequence[torch.nn.Module], x: Tensor, rounds: int) -> list[float]:
+    """The least time of the processor that each model took, in turn: other work on the machine does not count."""
+    times: list[list[float]] = [[] for _ in models]
+    for _ in range(3 + rounds):
+        for model, seconds in zip(models, times, strict=True):
+            start = time.process_time()
+            model(x)
+            seconds.append(time.process_time() - start)
+    return [min(seconds[3:]) for seconds in times]
+
+
 def compress(task: Task, folder: Path, budget: float, out: Path) -> dict[str, Any]:
     """Write the compressed file, and tell what it is."""
     network = ts.load_onnx(folder / task.file)
@@ -162,7 +174,7 @@ def judge(task: Task, folder: Path, out: Path, macs: Sequence[int], rounds: int)
     few = judged[: min(task.batch, 4)]
     exact = difference(answers(ts.load_onnx(folder / task.file), few, task.batch), answers(original, few, task.batch))
     one = judged[:1]
-    before, after = ts.evaluation.measure_latency([original, compressed], one, rounds=rounds)
+    before, after = cpu_seconds([original, compressed], one, rounds)
     times = ts.graphs.times_by_operator(folder / task.file, one)
     layers = sum(seconds for operator, seconds in times.items() if ts.graphs.is_layer(operator)) / sum(times.values())
     result = {
@@ -170,9 +182,9 @@ def judge(task: Task, folder: Path, out: Path, macs: Sequence[int], rounds: int)
         "difference_before_compression": exact,
         "compared": task.what,
         "agreement": task.agree(task.read(expected), task.read(found)),
-        "ort_seconds": [before.minimum, after.minimum],
-        "speedup": before.minimum / after.minimum,
-        "share_of_saving": before.minimum / after.minimum / (macs[0] / macs[1]),
+        "ort_seconds": [before, after],
+        "speedup": before / after,
+        "share_of_saving": before / after / (macs[0] / macs[1]),
         "time_in_layers": layers,
         "openvino_difference": opens_in_openvino(out, one, answers(compressed, one, 1)),
     }

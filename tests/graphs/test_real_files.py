@@ -37,3 +37,18 @@ def test_at_full_rank_the_answers_are_the_same(name: str, tmp_path: Path):
     for field in ("ir_version", "producer_name", "opset_import", "metadata_props"):
         assert getattr(before, field) == getattr(after, field)
     assert (before.graph.input, before.graph.output) == (after.graph.input, after.graph.output)
+
+
+@pytest.mark.parametrize(("name", "calibration", "judged"), [("recognition", 40, 40), ("detection", 10, 10)])
+def test_texts_and_boxes_agree_at_two_thirds_of_the_work(name: str, calibration: int, judged: int, tmp_path: Path):
+    task, file = TASKS[name], tmp_path / "small.onnx"
+    network = ts.load_onnx(FOLDER / task.file)
+    # All layers counted alike, in one format: a third of the time, and still enough.
+    recipe = ts.Recipe(budget=ts.Macs(0.66), method="svd", weights=None)
+    small, report = ts.compress(network, list(task.inputs(calibration, 0).split(task.batch)), recipe=recipe)
+    assert report.before.macs is not None
+    assert (report.after.macs or 0) <= 0.66 * report.before.macs
+    ts.export(small, file)
+    x = task.inputs(judged, 1)
+    answers = [onnx_files.answers(ts.graphs.OnnxModel(path), x, 4) for path in (FOLDER / task.file, file)]
+    assert task.agree(*map(task.read, answers)) >= 0.95
