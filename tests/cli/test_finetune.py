@@ -11,6 +11,7 @@ import torch
 
 import tensigma as ts
 from support_cli import DATA, MODEL, files
+from tensigma.files import seal
 from tensigma.finetuning.unfinished import Unfinished
 from tensigma.zoo import load_model
 
@@ -102,7 +103,8 @@ def test_refusals(run, small: Path, weights: Path, place: Path) -> None:
     assert "--weights" in run("finetune", small, "--data", DATA, "--teacher", *out, code=1).stderr
     report = json.loads((small / "report.json").read_text())
     report["notes"]["model"] = "evil.py:make"
-    (small / "report.json").write_text(json.dumps(report))
+    # The digest guards against damage, not against an attacker, who can make a new one.
+    (small / "report.json").write_text(json.dumps(seal(report)))
     assert "would be executed" in run("finetune", small, "--data", DATA, *out, code=1).stderr
     (small / "report.json").unlink()
     assert "--original" in run("finetune", small, "--data", DATA, *out, code=1).stderr
