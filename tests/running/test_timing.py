@@ -11,6 +11,7 @@ from torch import nn
 
 from cases import GEOMETRIES, LayerCase
 from support_timing import FakeClock
+from tensigma.files import seal
 from tensigma.layers import Geometry
 from tensigma.running import Chain, TimeTable, runtime_of
 from tensigma.running.timetable import cache_folder
@@ -44,7 +45,7 @@ def test_the_table_is_read_back_only_where_it_belongs(monkeypatch: pytest.Monkey
         assert len(clock.asked) == 1
         assert json.loads(file.read_text()) == data
     # A time that cannot be is measured again; what others have added meanwhile stays.
-    file.write_text(json.dumps({**data, "seconds": {_chain().key: -1, "other": 2.0}}))
+    file.write_text(json.dumps(seal({**data, "seconds": {_chain().key: -1, "other": 2.0}})))
     times()
     assert json.loads(file.read_text())["seconds"] == {**data["seconds"], "other": 2.0}
 
