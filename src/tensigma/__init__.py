@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from tensigma.graphs import load_onnx
     from tensigma.planning import VBMF, Drop, Energy, Latency, Macs, Params, Plan, Ranks, Recipe, SigmaVBMF, plan
     from tensigma.report import write_report
+    from tensigma.running import Boxes, Numbers, Scores
 
     __version__: str
 
 __all__ = [
     "VBMF",
+    "Boxes",
     "Calibration",
     "Certificate",
     "Drop",
@@ -45,6 +47,7 @@ __all__ = [
     "Latency",
     "LayerStats",
     "Macs",
+    "Numbers",
     "Params",
     "Plan",
     "Quantized",
@@ -52,6 +55,7 @@ __all__ = [
     "Recipe",
     "Refine",
     "Report",
+    "Scores",
     "SigmaVBMF",
     "__version__",
     "calibrate",
@@ -83,7 +87,7 @@ _NAMES = {
     "linalg": (),
     "planning": tuple("VBMF Drop Energy Latency Macs Params Plan Ranks Recipe SigmaVBMF plan".split()),
     "report": ("write_report",),
-    "running": (),
+    "running": ("Boxes", "Numbers", "Scores"),
     "solving": (),
     "zoo": (),
 }
