@@ -9,7 +9,7 @@ PYTEST_WORKERS ?= 2
 # Share of the full torture, which takes hours.
 TORTURE_SCALE ?= 1.0
 
-.PHONY: help demo test quick lint bench torture docs clean
+.PHONY: help demo test quick lint bench torture zoo docs clean
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
 
@@ -49,6 +49,9 @@ bench: $(VENV)/.dev ## speed and memory beside peers, as ratios within one run
 
 torture: $(VENV)/.dev ## break it on purpose: kills, damaged files, odd networks; TORTURE_SCALE=0.1 for a tenth
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m torture --scale $(TORTURE_SCALE) --out results/torture.json
+
+zoo: $(VENV)/.dev ## every architecture of torchvision and timm families, for hours; continues where it stopped
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/zoo_coverage.py
 
 docs: $(VENV)/.dev ## build the documentation, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

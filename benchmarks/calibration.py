@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib
 import json
 import platform
 import subprocess
@@ -30,10 +29,8 @@ BATCH = 16
 
 
 def make_model() -> nn.Module:
-    sys.path.insert(0, str(ROOT / "tests"))
-    importlib.import_module("support_torchvision")
     torch.manual_seed(0)
-    return importlib.import_module("torchvision").models.resnet18().eval()
+    return ts.zoo.load_model("torchvision:resnet18")
 
 
 def spatial_layers(model: nn.Module) -> list[str]:

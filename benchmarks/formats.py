@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib
 import json
 import logging
 import math
 import os
 import re
 import statistics
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -84,9 +82,7 @@ def squeezenet(root: Path) -> nn.Module:
 
 def resnet50(root: Path) -> nn.Module:
     """The weights are of version 1, which has the stride of a stage in its first pointwise convolution."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-    importlib.import_module("support_torchvision")
-    model = importlib.import_module("torchvision").models.resnet50()
+    model: Any = load_model("torchvision:resnet50")
     for stage in (model.layer2, model.layer3, model.layer4):
         stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
     model.load_state_dict(load_file(root / "imagenet" / "resnet50.safetensors"))

@@ -284,3 +284,44 @@ def exhaustive_rounding(weight: Array, sigma: Array, scales: Array, levels: Sequ
         errors = [row - scale * np.array(choice) for choice in itertools.product(levels, repeat=len(row))]
         lost += min(float(error @ sigma @ error) for error in errors)
     return lost
+
+
+def naive_average_precision(
+    detections: list[list[tuple[list[float], float, int]]], truths: list[list[tuple[list[float], int]]], iou: float
+) -> float | None:
+    """Average precision, box by box: (corners, score, class) of each image against (corners, class) of each image."""
+
+    def overlap(one: list[float], other: list[float]) -> float:
+        width = max(0.0, min(one[2], other[2]) - max(one[0], other[0]))
+        height = max(0.0, min(one[3], other[3]) - max(one[1], other[1]))
+        areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)]
+        union = sum(areas) - width * height
+        return width * height / union if union > 0 else 0.0
+
+    classes = sorted({label for image in truths for _, label in image})
+    values = []
+    for wanted in classes:
+        boxes = [(index, box) for index, image in enumerate(truths) for box, label in image if label == wanted]
+        ranked = sorted(
+            (
+                (score, index, box)
+                for index, image in enumerate(detections)
+                for box, score, label in image
+                if label == wanted
+            ),
+            key=lambda entry: -entry[0],
+        )
+        free = set(range(len(boxes)))
+        points = []  # recall and precision after each detection
+        for count, (_, index, box) in enumerate(ranked, start=1):
+            candidates = [(overlap(box, boxes[k][1]), -k) for k in free if boxes[k][0] == index]
+            if candidates and max(candidates)[0] >= iou:
+                free.remove(-max(candidates)[1])
+            n_found = len(boxes) - len(free)
+            points.append((n_found / len(boxes), n_found / count))
+        area, reached = 0.0, 0.0
+        for recall in sorted({recall for recall, _ in points if recall > 0}):
+            area += (recall - reached) * max(precision for other, precision in points if other >= recall)
+            reached = recall
+        values.append(area)
+    return sum(values) / len(values) if values else None

@@ -20,6 +20,7 @@ import onnx_files
 import pytest
 import torch
 import typer
+import zoo_coverage
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
@@ -36,7 +37,15 @@ from tensigma.zoo import load_model
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: Pages that are followed from top to bottom: one folder, one session, commands included.
-STORIES = ("start.md", "your-own-model.md", "many-processes.md", "adding-a-decomposition.md")
+STORIES = (
+    "start.md",
+    "your-own-model.md",
+    "a-detector.md",
+    "a-segmenter.md",
+    "several-inputs.md",
+    "many-processes.md",
+    "adding-a-decomposition.md",
+)
 _BLOCK = re.compile(r'^```(python|sh)(?: title="([^"]*)")?\n(.*?)^```', re.S | re.M)
 
 
@@ -244,6 +253,14 @@ def test_the_page_of_onnx_files_has_the_table_of_its_results() -> None:
     found = json.loads((ROOT / "results" / "benchmark_onnx.json").read_text(encoding="utf-8"))
     page = (ROOT / "docs" / "onnx.md").read_text(encoding="utf-8")
     assert onnx_files.table(found["tasks"]) in page, "run: python benchmarks/onnx_files.py DIR --table"
+
+
+def test_the_page_of_coverage_is_that_of_its_results() -> None:
+    results = json.loads(zoo_coverage.RESULTS.read_text(encoding="utf-8"))
+    page = zoo_coverage.PAGE.read_text(encoding="utf-8")
+    assert page == zoo_coverage.page(results), "run: python benchmarks/zoo_coverage.py --page"
+    # What is listed as not passing says why.
+    assert all(facts.get("error") for facts in results["models"].values() if not zoo_coverage.passed(facts))
 
 
 def test_there_is_something_to_run() -> None:

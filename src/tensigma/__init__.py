@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tensigma import errors as errors
     from tensigma import evaluation as evaluation
     from tensigma import experiments as experiments
+    from tensigma import files as files
     from tensigma import finetuning as finetuning
     from tensigma import graphs as graphs
     from tensigma import layers as layers
@@ -30,11 +31,13 @@ if TYPE_CHECKING:
     from tensigma.graphs import load_onnx
     from tensigma.planning import VBMF, Drop, Energy, Latency, Macs, Params, Plan, Ranks, Recipe, SigmaVBMF, plan
     from tensigma.report import write_report
+    from tensigma.running import Boxes, Numbers, Scores
 
     __version__: str
 
 __all__ = [
     "VBMF",
+    "Boxes",
     "Calibration",
     "Certificate",
     "Drop",
@@ -45,6 +48,7 @@ __all__ = [
     "Latency",
     "LayerStats",
     "Macs",
+    "Numbers",
     "Params",
     "Plan",
     "Quantized",
@@ -52,6 +56,7 @@ __all__ = [
     "Recipe",
     "Refine",
     "Report",
+    "Scores",
     "SigmaVBMF",
     "__version__",
     "calibrate",
@@ -77,13 +82,14 @@ _NAMES = {
     "errors": (),
     "evaluation": ("Certificate", "Evaluation", "evaluate"),
     "experiments": (),
+    "files": (),
     "finetuning": ("FineTuning", "finetune"),
     "graphs": ("load_onnx",),
     "layers": (),
     "linalg": (),
     "planning": tuple("VBMF Drop Energy Latency Macs Params Plan Ranks Recipe SigmaVBMF plan".split()),
     "report": ("write_report",),
-    "running": (),
+    "running": ("Boxes", "Numbers", "Scores"),
     "solving": (),
     "zoo": (),
 }

@@ -21,8 +21,7 @@ DATA = os.environ.get("TENSIGMA_DATA", "")
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA, reason="TENSIGMA_DATA does not name the folder of real models and images")
 def test_squeezenet_on_photographs():
-    importlib.import_module("support_torchvision")
-    model = importlib.import_module("torchvision").models.squeezenet1_1()
+    model = ts.zoo.load_model("torchvision:squeezenet1_1")
     model.load_state_dict(load_file(Path(DATA) / "imagenet" / "squeezenet1_1.safetensors"))
     image = importlib.import_module("PIL.Image")
     files = sorted((Path(DATA) / "imagenet" / "calib").glob("*/*.jpg"))[:4]

@@ -81,7 +81,7 @@ def test_evaluations_carry_it() -> None:
     assert result.agreement is not None
     assert (result.certificate.samples, result.certificate.agreed) == (24, round(24 * result.agreement))
     data = result.to_json()
-    assert set(data["certificate"]) == {"samples", "agreed", "confidence", "bound"}
+    assert set(data["certificate"]) == {"samples", "agreed", "confidence", "bound", "meaning"}
     assert data["certificate"]["bound"] == result.certificate.bound < result.agreement
     assert ts.Evaluation.from_json(data) == result
     assert str(result).endswith(str(result.certificate))

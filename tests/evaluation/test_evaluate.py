@@ -46,7 +46,7 @@ class Shift(nn.Module):
 
 
 def test_agreement_needs_no_labels() -> None:
-    result = ts.evaluate(Shift(), [scores(0, 1, 2, 3), scores(5)], original=nn.Identity())
+    result = ts.evaluate(Shift(), [scores(0, 1, 2, 3), scores(5)], original=nn.Identity(), answers=ts.Scores())
     assert (result.agreement, result.top1, result.top5) == (3 / 5, None, None)
     assert result.original is not None
     assert result.original.agreement == 1
@@ -105,8 +105,10 @@ def test_few_classes_have_no_top_five() -> None:
 def test_wrong_data_is_refused() -> None:
     with pytest.raises(InputError, match="no batches"):
         ts.evaluate(nn.Identity(), [])
-    with pytest.raises(InputError, match=r"scores of shape \(batch, classes\)"):
-        ts.evaluate(nn.Identity(), [torch.ones(2, 3, 4, 4)])
+    with pytest.raises(InputError, match=r"scores of at least two classes along axis 1 .*\(batch, classes\)"):
+        ts.evaluate(nn.Identity(), [torch.ones(2, 1, 4, 4)], original=nn.Identity(), answers=ts.Scores())
+    with pytest.raises(InputError, match=r"6 numbers, which may be class scores or an embedding; say which with ans"):
+        ts.evaluate(nn.Identity(), [scores(1, 2)], original=nn.Identity())
     with pytest.raises(InputError, match="2 inputs and 3 labels"):
         ts.evaluate(nn.Identity(), [(scores(1, 2), torch.tensor([1, 2, 3]))])
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import support_torchvision  # noqa: F401  makes torchvision importable beside a CPU-only torch
 import tensigma as ts
 from support_graphs import answers_of, assert_same
 

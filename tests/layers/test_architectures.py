@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import support_torchvision  # noqa: F401  makes torchvision importable beside a CPU-only torch
 from tensigma.layers import Layer, SVDFormat, Tucker2Format, find_layers, kernels_of, replace_, to_modules
 from tensigma.linalg import Factors, SVDFactors, Tucker2Factors
 from tensigma.zoo import load_model

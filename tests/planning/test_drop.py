@@ -73,7 +73,7 @@ def _search(
 
     def judge(plan: Any) -> Kept:
         tried.append(plan.after.params / plan.before.params)
-        return Kept(measure="agreement", samples=100, hits=100 if enough(tried[-1]) else 0, original_hits=100)
+        return Kept(measure="agreement", samples=100, share=1.0 if enough(tried[-1]) else 0.0)
 
     found = smallest_plan(front, ts.Drop(0.1, trials=trials), build=lambda plan: plan, judge=judge)  # type: ignore[arg-type,return-value]
     return found, tried, front
@@ -128,8 +128,8 @@ def test_what_the_original_does_not_answer_is_not_kept() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.full((len(x), 8), torch.nan)
 
-    assert Judge(Silent(), rows(2, seed=1), measure="agreement")(Silent()).hits == 0
-    assert Judge(Silent(), rows(2, seed=1), measure="agreement")(classifier()).hits == 0
+    assert Judge(Silent(), rows(2, seed=1), measure="agreement", answers=ts.Scores())(Silent()).share == 0
+    assert Judge(Silent(), rows(2, seed=1), measure="agreement", answers=ts.Scores())(classifier()).share == 0
 
 
 def test_no_layer_is_solved_twice(stats: ts.Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,4 +234,4 @@ def test_scores_that_are_no_numbers_are_no_answers() -> None:
     net, broken = classifier(), classifier()
     for parameter in broken.parameters():
         nn.init.constant_(parameter, torch.nan)
-    assert Judge(net, rows(2, seed=1))(broken).hits == 0
+    assert Judge(net, rows(2, seed=1))(broken).share == 0

@@ -185,7 +185,7 @@ def test_tied_shared_and_unreached_layers_say_so() -> None:
     plan = ts.plan(net, stats, ranks=ts.Ranks({"*": 2}))
     assert [entry.name for entry in plan.compressed] == ["three"]
     assert "tied" in str(plan["one"].reason)
-    assert plan["unused"].reason == "calibration never reached it"
+    assert (plan["unused"].reason or "").startswith("calibration never reached it: the model does not call it")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tensigma.running import Probe
+from tensigma.running import Probe, Scores
 
 
 class Fixed(nn.Module):
@@ -27,7 +27,7 @@ def test_divergence_of_scores_and_of_other_answers() -> None:
     generator = torch.Generator().manual_seed(0)
     one, other = (torch.randn(6, 4, generator=generator) for _ in range(2))
     x = [torch.zeros(6, 1)]
-    scores = Probe(Fixed(one), x, samples=6).divergence(Fixed(other))
+    scores = Probe(Fixed(one), x, samples=6, answers=Scores()).divergence(Fixed(other))
     chances = one.double().softmax(1)
     expected = (chances * (chances.log() - other.double().log_softmax(1))).sum(1).mean().item()
     assert scores == pytest.approx(expected, rel=1e-6)
@@ -35,7 +35,7 @@ def test_divergence_of_scores_and_of_other_answers() -> None:
     relative = Probe(Fixed({"maps": maps}), x, samples=6).divergence(Fixed({"maps": others}))
     assert relative == pytest.approx((((one - other) ** 2).mean() / one.var(correction=0)).item(), rel=1e-5)
     broken = Fixed(torch.full((6, 4), math.nan))
-    assert Probe(Fixed(one), x, samples=6).divergence(broken) == math.inf
+    assert Probe(Fixed(one), x, samples=6, answers=Scores()).divergence(broken) == math.inf
     assert Probe(Fixed(one), [], samples=6).is_silent
     assert Probe(Fixed(one.long()), x, samples=6).is_silent
 
@@ -45,13 +45,15 @@ def test_what_the_original_leaves_unanswered_does_not_count() -> None:
     one, other = (torch.randn(6, 4, generator=generator) for _ in range(2))
     x = [torch.zeros(6, 1)]
     masked = [torch.cat([scores, torch.full((6, 1), -math.inf)], 1) for scores in (one, other)]
-    plain = Probe(Fixed(one), x, samples=6).divergence(Fixed(other))
-    assert Probe(Fixed(masked[0]), x, samples=6).divergence(Fixed(masked[1])) == pytest.approx(plain)
+    plain = Probe(Fixed(one), x, samples=6, answers=Scores()).divergence(Fixed(other))
+    assert Probe(Fixed(masked[0]), x, samples=6, answers=Scores()).divergence(Fixed(masked[1])) == pytest.approx(plain)
     holed = one.clone()
     holed[2] = math.nan
     rest = [i for i in range(6) if i != 2]
-    expected = Probe(Fixed(one[rest]), [torch.zeros(5, 1)], samples=5).divergence(Fixed(other[rest]))
-    assert Probe(Fixed(holed), x, samples=6).divergence(Fixed(other)) == pytest.approx(expected * 5 / 6)
+    expected = Probe(Fixed(one[rest]), [torch.zeros(5, 1)], samples=5, answers=Scores()).divergence(Fixed(other[rest]))
+    assert Probe(Fixed(holed), x, samples=6, answers=Scores()).divergence(Fixed(other)) == pytest.approx(
+        expected * 5 / 6
+    )
     maps, others = holed.reshape(6, 2, 2), other.reshape(6, 2, 2)
     assert math.isfinite(Probe(Fixed(maps), x, samples=6).divergence(Fixed(others)))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tensigma.running import Tally, alike, answered, right
+from tensigma.running import Scores, ScoresTally, alike, answered, right
 
 
 def scores(n_samples: int, n_classes: int, seed: int = 0) -> Tensor:
@@ -34,7 +34,7 @@ def naive_answer(row: Tensor) -> int | None:
 def test_counts_are_those_of_a_plain_loop(seed: int, n_classes: int) -> None:
     own, other = scores(60, n_classes, seed), scores(60, n_classes, seed + 100)[torch.arange(60).flip(0)]
     labels = torch.arange(60) % n_classes
-    tally = Tally()
+    tally = ScoresTally(Scores())
     for part in (slice(25), slice(25, 60)):
         tally.add(own[part], labels[part], other[part])
     answers, others = ([naive_answer(row) for row in each] for each in (own, other))
@@ -45,7 +45,7 @@ def test_counts_are_those_of_a_plain_loop(seed: int, n_classes: int) -> None:
     assert alike(own, other).tolist() == agreed
     assert (tally.samples, tally.classes, tally.unanswered) == (60, n_classes, answers.count(None))
     assert (tally.hits, tally.agreed, tally.foreign) == (sum(hits), sum(agreed), 0)
-    assert (tally.top1, tally.agreement) == (sum(hits) / 60, sum(agreed) / 60)
+    assert (tally.top1, tally.likeness) == (sum(hits) / 60, sum(agreed) / 60)
     among = [
         answer is not None and label in row.argsort(descending=True)[:5].tolist()
         for answer, row, label in zip(answers, own, labels.tolist(), strict=True)
@@ -55,15 +55,15 @@ def test_counts_are_those_of_a_plain_loop(seed: int, n_classes: int) -> None:
 
 
 def test_a_batch_without_labels_leaves_no_accuracy() -> None:
-    tally, values = Tally(), scores(8, 6)
+    tally, values = ScoresTally(Scores()), scores(8, 6)
     tally.add(values, torch.zeros(8, dtype=torch.long))
     assert tally.top1 is not None
     tally.add(values)
-    assert (tally.top1, tally.top5, tally.agreement, tally.samples) == (None, None, None, 16)
+    assert (tally.top1, tally.top5, tally.likeness, tally.samples) == (None, None, None, 16)
 
 
 def test_labels_that_no_class_has_are_counted_and_never_hit() -> None:
-    tally, values = Tally(), torch.eye(6)
+    tally, values = ScoresTally(Scores()), torch.eye(6)
     tally.add(values, torch.tensor([0, 1, -1, 6, 4, 100]))
     assert (tally.hits, tally.hits5, tally.foreign) == (3, 3, 3)
 
@@ -71,6 +71,6 @@ def test_labels_that_no_class_has_are_counted_and_never_hit() -> None:
 def test_agreement_needs_two_answers() -> None:
     good, none = torch.eye(4), torch.full((4, 4), math.nan)
     for own, other, agreed in ((good, good, 4), (good, none, 0), (none, good, 0), (none, none, 0)):
-        tally = Tally()
+        tally = ScoresTally(Scores())
         tally.add(own, None, other)
-        assert (tally.agreed, tally.agreement) == (agreed, agreed / 4)
+        assert (tally.agreed, tally.likeness) == (agreed, agreed / 4)

@@ -25,6 +25,7 @@ from tensigma.errors import CalibrationWarning, InputError
 from tensigma.layers import fingerprint, measurable, select
 from tensigma.running import (
     Batches,
+    Key,
     Progress,
     Wanted,
     borrowed,
@@ -32,6 +33,7 @@ from tensigma.running import (
     device_of,
     is_batch,
     is_one_shot,
+    moved,
     process_group,
     rank_and_size,
     reporter,
@@ -75,7 +77,7 @@ def calibrate(
     max_batches: int | None = None,
     memory: int | str | None = None,
     fisher: Literal["model", "labels"] | None = None,
-    input: str | int | None = None,
+    input: Key = None,
     device: torch.device | str | None = None,
     progress: Wanted = False,
     data_name: str | None = None,
@@ -91,7 +93,9 @@ def calibrate(
 
     Args:
         batches: any iterable of tensors, tuples (first item is the input) or dicts (``input`` names the entry), or a
-            list of several such loaders.
+            list of several such loaders. An input may also be a list of images of different sizes.
+        input: the key or position of the model's input in a batch. Several in a tuple are passed together: those at
+            positions in order, those under keys by name. ``"*"`` calls ``model(*batch)``, ``"**"`` ``model(**batch)``.
         layers: names or patterns such as ``"layer1.*"``; all layers by default.
         max_samples: stop after this many samples, cutting the last batch short; ``max_batches`` limits batches. With
             several processes, each counts its own.
@@ -192,7 +196,7 @@ class Runner:
     targets: Mapping[str, nn.Module]
     passes: list[list[str]]
     limits: tuple[int | None, int | None]  # samples, batches
-    input: str | int | None
+    input: Key
     fisher: Literal["model", "labels"] | None
     seed: int
     report: Callable[[Any], None]
@@ -249,7 +253,7 @@ class Runner:
                 run(self.model, batch)
                 if self.fisher:
                     labels = target_labels(batch.item, batch.index)[: len(batch)] if self.fisher == "labels" else None
-                    inputs = batch.inputs.to(device_of(self.model) or batch.inputs.device)
+                    inputs = moved(batch.inputs, device_of(self.model))
                     collector.add_fisher(self.model, weights, inputs, labels, self.seed + batch.index)
                 collector.end_batch(len(batch))
                 self._report_progress(

@@ -14,6 +14,7 @@ from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.moments import PENDING_BYTES, Moments
 from tensigma.calibration.scratch import Scratch
 from tensigma.layers import Geometry
+from tensigma.running import Inputs, n_samples
 
 
 class Collector:
@@ -73,7 +74,7 @@ class Collector:
         return hook
 
     def add_fisher(
-        self, model: nn.Module, weights: Mapping[str, Tensor], x: Tensor, labels: Tensor | None, seed: int
+        self, model: nn.Module, weights: Mapping[str, Tensor], x: Inputs, labels: Tensor | None, seed: int
     ) -> None:
         """Add the squared gradients of each sample of one batch."""
         self._listening = False
@@ -85,7 +86,7 @@ class Collector:
         # A batch that does not reach a layer says nothing about its weights.
         for name, total in ((name, total) for name, total in sums.items() if name in self._reached):
             older, n = self._fisher.get(name, (0.0, 0))
-            self._fisher[name] = total + older, n + len(x)
+            self._fisher[name] = total + older, n + n_samples(x)
 
     def end_batch(self, n_samples: int) -> None:
         for name in self._reached:

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tensigma.errors import InputError
-from tensigma.running import dense_scores_of, drawn_labels
+from tensigma.running import Inputs, call, dense_scores_of, drawn_labels, n_samples, taken
 
 
 def squared_gradients(
-    model: nn.Module, weights: Mapping[str, Tensor], x: Tensor, labels: Tensor | None, generator: torch.Generator
+    model: nn.Module, weights: Mapping[str, Tensor], x: Inputs, labels: Tensor | None, generator: torch.Generator
 ) -> dict[str, Tensor]:
     """Σ over samples of (∂ log p(label) / ∂ weight)², in float64; without labels they are drawn from the softmax.
 
@@ -22,8 +22,8 @@ def squared_gradients(
     """
     sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
     with torch.enable_grad():
-        for index in range(len(x)):
-            logits = dense_scores_of(model(x[index : index + 1]))
+        for index in range(n_samples(x)):
+            logits = dense_scores_of(call(model, taken(x, slice(index, index + 1))))
             if labels is None:
                 target = drawn_labels(logits, generator)
             else:

@@ -12,6 +12,7 @@ import tensigma as ts
 from tensigma.cli.command import NOT_EVALUATED, command, command_line, message_of
 from tensigma.cli.loading import Network, data_of, is_untrained, model_of, name_of
 from tensigma.cli.options import (
+    AnswersOption,
     BatchSize,
     BudgetOption,
     DataNames,
@@ -120,6 +121,7 @@ def compress(
     device: Device = None,
     seed: Seed = 0,
     force: ForceWeights = False,
+    answers: AnswersOption = None,
 ) -> None:
     """Make a smaller model: calibrate, plan, compress, evaluate, write a report.
 
@@ -164,13 +166,15 @@ def compress(
         check_absent(context, "method", "norm", "layers", "skip", "holdout", "weigh")
     claim_folder(screen, out, force=force, format=MODEL)
     plan_or_recipe = (
-        recipe_of(budget, ranks, method, norm, layers, skip, seed, weigh) if plan is None else ts.Plan.load(plan)
+        recipe_of(budget, ranks, method, norm, layers, skip, seed, weigh, answers)
+        if plan is None
+        else ts.Plan.load(plan)
     )
     page = _can_render(screen)
     network = model_of(screen, model, weights, device, seed)
     images, held_out = data_of(data, batch_size, workers), data_of(holdout, batch_size, workers)
     judges = (data_of(eval_data, batch_size, workers) or images) if evaluate else None
-    fitting = Fitting(sequential, refine, reestimate_bn, cache, memory, check=not force)
+    fitting = Fitting(sequential, refine, reestimate_bn, cache, memory, check=not force, answers=answers)
     fitting.check_images(images)
     if refine is not None:
         ts.running.check_gradients(network, "--refine", ts.compression.WITHOUT_REFINEMENT)
@@ -201,7 +205,9 @@ def compress(
         screen.note("not evaluated; to evaluate, name images with --data or --eval-data")
     most = max_samples if judges is images else None
     try:
-        evaluation = _evaluated(screen, small, network, judges, planned, latency=latency, max_samples=most)
+        evaluation = _evaluated(
+            screen, small, network, judges, planned, latency=latency, max_samples=most, answers=answers
+        )
     except Exception as error:
         result.write_report(out, page=page)
         screen.error(f"the compressed model is in {out}, but it could not be evaluated: {message_of(screen, error)}")
@@ -233,6 +239,7 @@ class Fitting:
     cache: Path | None
     memory: int | None
     check: bool
+    answers: Any = None
 
     def check_images(self, images: Any) -> None:
         """Refuse options that need images if there are none."""
@@ -262,6 +269,7 @@ class Fitting:
                 sequential="auto" if self.sequential is None else self.sequential,
                 refine=self.refine,
                 reestimate_bn=self.reestimate_bn,
+                answers=self.answers,
                 check=self.check,
                 progress=progress,
                 cache=self.cache,
@@ -278,6 +286,7 @@ def _evaluated(
     *,
     latency: bool,
     max_samples: int | None,
+    answers: Any,
 ) -> ts.Evaluation | None:
     """The result beside the original; with a certificate if none of ``images`` had a part in making it."""
     if images is None:
@@ -292,6 +301,7 @@ def _evaluated(
                 original=original,
                 latency=latency,
                 max_samples=max_samples,
+                answers=answers,
                 confidence=0.95 if fresh else None,
                 progress=progress,
             )
@@ -349,4 +359,6 @@ class Result:
         n_dense = n_layers - len(self.report.compressed)
         if n_dense and not screen.verbose:
             screen.note(f"{n_dense} of {n_layers} layers are not compressed; 'tensigma report {out}' says why")
+        if self.evaluation is not None and self.evaluation.answers:
+            screen.note(f"compared: {self.evaluation.answers}")
         screen.note(f"compressed in {duration(self.report.seconds)}; written to {out}")

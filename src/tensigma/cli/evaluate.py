@@ -10,7 +10,7 @@ import typer
 import tensigma as ts
 from tensigma.cli.command import command
 from tensigma.cli.loading import compressed_of, is_untrained, model_of, name_of, required_data
-from tensigma.cli.options import BatchSize, DataNames, Device, MaxSamples, ModelName, Weights, Workers
+from tensigma.cli.options import AnswersOption, BatchSize, DataNames, Device, MaxSamples, ModelName, Weights, Workers
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import evaluation_table
 from tensigma.errors import StoreError
@@ -40,11 +40,16 @@ def evaluate(
     batch_size: BatchSize = 64,
     workers: Workers = 1,
     device: Device = None,
+    answers: AnswersOption = None,
 ) -> None:
     """Measure accuracy (if there are labels), agreement with the original, size and latency.
 
     Agreement is the share of images on which both models give the same answer; it
-    needs no labels. It also gives a certificate: a lower bound on the agreement
+    needs no labels. Of a segmenter it is also counted by position, beside the mean
+    intersection over union; a detector is measured by average precision against
+    the original's own detections; numbers by their relative error.
+
+    Agreement also gives a certificate: a lower bound on the agreement
     on new images of the same kind, valid if the images measured here had no part
     in making the model.
 
@@ -76,6 +81,7 @@ def evaluate(
             latency=latency,
             rounds=rounds,
             max_samples=max_samples,
+            answers=answers,
             confidence=0.95 if fresh else None,
             progress=progress,
         )
@@ -85,7 +91,8 @@ def evaluate(
         "data": name_of(images),
         **evaluation.to_json(),
     }
-    screen.note(f"{evaluation.samples:,} samples of {name_of(images)}")
+    compared = f"; compared: {evaluation.answers}" if evaluation.answers else ""
+    screen.note(f"{evaluation.samples:,} samples of {name_of(images)}{compared}")
     certificate = [] if evaluation.certificate is None else [str(evaluation.certificate)]
     screen.result("evaluate", facts, evaluation_table(evaluation), *certificate)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import tensigma as ts
 from tensigma.cli.command import command
 from tensigma.cli.loading import Network, compressed_of, data_of, is_untrained, model_of, name_of, required_data
-from tensigma.cli.options import BatchSize, DataNames, Device, Force, Seed, Weights, Workers
+from tensigma.cli.options import AnswersOption, BatchSize, DataNames, Device, Force, Seed, Weights, Workers
 from tensigma.cli.outputs import MODEL, claim_folder, is_output, to_json
 from tensigma.cli.parsing import parse_rates
 from tensigma.cli.progress import duration
@@ -68,6 +68,7 @@ def finetune(
     device: Device = None,
     seed: Seed = 0,
     force: Force = False,
+    answers: AnswersOption = None,
 ) -> None:
     """Train a compressed model for a few epochs and keep the best one.
 
@@ -130,6 +131,7 @@ def finetune(
                 weight_decay=weight_decay,
                 teacher=whole if teacher else None,
                 temperature=temperature,
+                answers=answers,
                 patience=patience,
                 eliminate=eliminate,
                 freeze_bn=freeze_bn,

@@ -81,8 +81,8 @@ class _First:
 
     def __iter__(self) -> Iterator[Any]:
         for batch in ts.running.Batches(self._batches, max_samples=self._n_samples, name="data"):
-            labels = batch.labels
-            yield batch.inputs if labels is None else (batch.inputs, labels)
+            labels = batch.targets
+            yield (batch.inputs,) if labels is None else (batch.inputs, labels)
 
     @property
     def name(self) -> str:

@@ -14,6 +14,7 @@ import typer
 from tensigma.cli.parsing import (
     METHODS,
     NORMS,
+    parse_answers,
     parse_budget,
     parse_device,
     parse_memory,
@@ -169,6 +170,18 @@ Skip = Annotated[
         metavar="NAMES",
         help="Layers to leave as they are. By default the first convolution; 'none' for no layer.",
         rich_help_panel=_WHAT,
+    ),
+]
+AnswersOption = Annotated[
+    Any,
+    typer.Option(
+        "--answers",
+        parser=parse_answers,
+        metavar="KIND",
+        help="What the model answers: scores (of classes along axis 1; scores=-1 for the last axis), numbers, or boxes "
+        "(boxes=0.75 for that overlap). By default it is guessed, and the guess is shown.",
+        rich_help_panel=_MODEL,
+        show_default=False,
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace earlier output of the same kind.", rich_help_panel=_WHAT)]

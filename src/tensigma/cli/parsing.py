@@ -97,6 +97,28 @@ def parse_ranks(text: str) -> ts.planning.RankRule:
     return _built(text, rules, accepted)
 
 
+@_without_completion
+def parse_answers(text: str) -> ts.running.Kind:
+    """``scores``, ``scores=-1``, ``numbers``, ``boxes`` or ``boxes=0.75``.
+
+    >>> parse_answers("scores=-1"), parse_answers("numbers"), parse_answers("boxes").thresholds
+    (Scores(axis=-1, least=0.95), Numbers(), (0.5,))
+    """
+    name, equals, value = (part.strip() for part in text.partition("="))
+    accepted = "scores, scores=AXIS, numbers, boxes or boxes=OVERLAP, such as boxes=0.75"
+    try:
+        if name == "scores":
+            return ts.Scores(int(value)) if equals else ts.Scores()
+        if name == "boxes":
+            return ts.Boxes(float(value)) if equals else ts.Boxes()
+    except ValueError as error:
+        reason = in_options(error) if isinstance(error, InputError) else f"{value!r} is not a number"
+        raise typer.BadParameter(f"{reason}; write {accepted}") from None
+    if name != "numbers" or equals:
+        raise typer.BadParameter(f"got {text!r}; write {accepted}")
+    return ts.Numbers()
+
+
 def _built(text: str, types: Mapping[str, Callable[..., Any]], accepted: str) -> Any:
     """The object that ``NAME=NUMBER,SETTING=…`` describes."""
     first, *rest = text.split(",")

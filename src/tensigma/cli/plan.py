@@ -11,6 +11,7 @@ import tensigma as ts
 from tensigma.cli.command import command
 from tensigma.cli.loading import data_of, model_of
 from tensigma.cli.options import (
+    AnswersOption,
     BatchSize,
     BudgetOption,
     DataNames,
@@ -62,6 +63,7 @@ def plan(
     seed: Seed = 0,
     out: Out = None,
     force: ForceWeights = False,
+    answers: AnswersOption = None,
 ) -> None:
     """Decide what to do with every layer, and show it. Nothing is compressed yet.
 
@@ -89,7 +91,7 @@ def plan(
     check_choice(budget=budget, ranks=ranks)
     if out is not None:
         claim_file(screen, out, force=force)
-    recipe = recipe_of(budget, ranks, method, norm, layers, skip, seed, weigh)
+    recipe = recipe_of(budget, ranks, method, norm, layers, skip, seed, weigh, answers)
     network = model_of(screen, model, weights, device, seed)
     images, held_out = data_of(data, batch_size, workers), data_of(holdout, batch_size, workers)
     sources = Sources(stats, images, held_out, max_samples, seed, device, check=not force)

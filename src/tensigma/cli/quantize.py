@@ -13,7 +13,7 @@ import typer
 import tensigma as ts
 from tensigma.cli.command import command
 from tensigma.cli.loading import data_of, name_of, required_data
-from tensigma.cli.options import BatchSize, DataNames, Force, Workers
+from tensigma.cli.options import AnswersOption, BatchSize, DataNames, Force, Workers
 from tensigma.cli.outputs import MODEL, claim_file, claim_folder
 from tensigma.cli.screen import Screen
 from tensigma.cli.subject import OriginalName, SubjectName, SubjectWeights, subject_of
@@ -81,6 +81,7 @@ def quantize(
     batch_size: BatchSize = 64,
     workers: Workers = 1,
     force: Force = False,
+    answers: AnswersOption = None,
 ) -> None:
     """Store a model in fewer bits and measure the effect.
 
@@ -118,6 +119,7 @@ def quantize(
             max_samples=max_samples,
             latency=latency,
             rounds=rounds,
+            answers=answers,
             force=force,
             progress=progress,
         )

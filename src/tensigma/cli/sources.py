@@ -44,6 +44,7 @@ def recipe_of(
     skip: list[str] | None,
     seed: int,
     weigh: bool | None,
+    answers: ts.running.Kind | None = None,
 ) -> ts.Recipe:
     """The recipe that the options describe."""
     return ts.Recipe(
@@ -55,6 +56,7 @@ def recipe_of(
         skip=which_skipped(skip),
         options={"seed": seed},
         weights=None if weigh is False else "auto",
+        answers=answers,
     )
 
 

@@ -151,12 +151,14 @@ def _quality(evaluation: ts.Evaluation) -> list[list[str]]:
     original = evaluation.original
     percent, milliseconds = ts.report.percent, ts.report.milliseconds
     rows = []
-    for name, key in (("top-1", "top1"), ("top-5", "top5")):
-        old, new = getattr(original, key, None), getattr(evaluation, key)
-        rows.append([name, percent(old), percent(new), _points(old, new)])
-    rows.append(["agreement", "", percent(evaluation.agreement), ""])
     certificate = evaluation.certificate
-    if certificate is not None:
+    for key, name in ts.evaluation.SHARES.items():
+        old, new = getattr(original, key, None), getattr(evaluation, key)
+        # Of what is measured by the original, the original has all.
+        by_labels = key in ("top1", "top5", "label_iou", "label_precision")
+        rows.append([name, percent(old) if by_labels else "", percent(new), _points(old, new) if by_labels else ""])
+        if key != "agreement" or certificate is None:
+            continue
         # Rounded down, or the table would claim more than the bound.
         bound = math.floor(10_000 * certificate.bound) / 10_000
         rows.append(["at least", "", percent(bound), f"with {100 * certificate.confidence:g} % confidence"])
@@ -181,7 +183,7 @@ def quantization_table(quantized: ts.Quantized, name: str) -> Columns:
             ts.report.times(before.size.bytes, after.size.bytes),
         ]
     ]
-    for title, key in (("top-1", "top1"), ("top-5", "top5"), ("agreement", "agreement")):
+    for key, title in ts.evaluation.SHARES.items():
         values = [getattr(stage, key) for stage in stages]
         rows.append([title, *map(ts.report.percent, values), _points(values[-2], values[-1])])
     rows.append(["latency", *(ts.report.milliseconds(stage.latency) for stage in stages), faster])

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tensigma.errors import InputError
-from tensigma.running import Batches, borrowed, run
+from tensigma.running import Batches, Key, borrowed, run
 
 
-def reestimate_bn_(model: nn.Module, batches: Any, *, input: str | int | None = None) -> int:
+def reestimate_bn_(model: nn.Module, batches: Any, *, input: Key = None) -> int:
     """Replace running means and variances of ``model`` by averages over ``batches``; returns the number of layers.
 
     Layers that no batch reaches, such as those of heads used only in training, stay as they are.

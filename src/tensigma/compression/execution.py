@@ -33,7 +33,9 @@ from tensigma.planning import (
 )
 from tensigma.running import (
     Batches,
+    Key,
     Wanted,
+    Wish,
     check_gradients,
     check_together,
     copied,
@@ -62,7 +64,8 @@ def compress(
     sequential: bool | Literal["auto"] = "auto",
     refine: int | Refine | None = None,
     reestimate_bn: bool = False,
-    input: str | int | None = None,
+    input: Key = None,
+    answers: Wish = None,
     check: bool = True,
     progress: Wanted = False,
     cache: str | os.PathLike[str] | None = None,
@@ -91,7 +94,8 @@ def compress(
         refine: Then train the small model to answer like the original, without labels: the number of samples to pass
             through it, or a :class:`~tensigma.Refine`.
         reestimate_bn: Then re-estimate the statistics of BatchNorm layers on ``data``.
-        input: The key or position of the model's input in a batch.
+        input: The key or position of the model's input in a batch; several in a tuple are passed together.
+        answers: What the model answers, as :class:`~tensigma.Recipe` describes it; with a recipe, that of the recipe.
         check: Refuse statistics and plans that were made for other weights than those of ``model``.
         progress: True for lines in the log, or a function that is called with a
             :class:`~tensigma.solving.CompressionProgress` after each layer, while refining with a
@@ -135,7 +139,7 @@ def compress(
     else:
         plan, stats, fit_data = _planned(
             model,
-            _recipe_of(budget, recipe),
+            _recipe_of(budget, recipe, answers),
             stats=stats,
             batches=plan_or_batches,
             data=data,
@@ -172,7 +176,14 @@ def compress(
     if refine is not None:
         blocks = blocks_around(model, list(solved))
         notes["refinement"] = refine_(
-            small, model, fit_data, Refine.of(refine), blocks=blocks, input=input, progress=progress
+            small,
+            model,
+            fit_data,
+            Refine.of(refine),
+            blocks=blocks,
+            input=input,
+            answers=answers if recipe is None else recipe.answers,
+            progress=progress,
         )
     if reestimate_bn:
         notes["reestimated_bn"] = reestimate_bn_(small, fit_data, input=input)
@@ -197,14 +208,16 @@ def compress_(model: nn.Module, plan_or_batches: Any, stats: Calibration | None 
     return report
 
 
-def _recipe_of(budget: Budget | None, recipe: Recipe | None) -> Recipe:
+def _recipe_of(budget: Budget | None, recipe: Recipe | None, answers: Wish) -> Recipe:
+    if recipe is not None and answers is not None:
+        raise InputError("{recipe} decides {answers} too; give it in the recipe", parameters=("recipe", "answers"))
     if (budget is None) == (recipe is None):
         raise InputError(
             "got batches instead of a plan, so {budget} (such as Params(0.5)) or {recipe} (such as "
             "Recipe(ranks=VBMF(0.5))) is needed, and only one of them",
             parameters=("budget", "recipe"),
         )
-    return Recipe(budget=budget) if recipe is None else recipe
+    return Recipe(budget=budget, answers=answers) if recipe is None else recipe
 
 
 def _planned(
@@ -214,7 +227,7 @@ def _planned(
     stats: Calibration | None,
     batches: Any,
     data: Any,
-    input: str | int | None,
+    input: Key,
     check: bool,
     progress: Wanted,
     memory: int | None,
@@ -250,7 +263,7 @@ def _stats_for(
     stats: Calibration | None,
     data: Any,
     *,
-    input: str | int | None,
+    input: Key,
     memory: int | None,
     progress: Wanted,
 ) -> Calibration | None:

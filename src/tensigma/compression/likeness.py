@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from tensigma.running import floats_of
+from tensigma.running import Answers, Batch, Inputs, Numbers, Wish, first_answers
 
 #: A batch of few values may have almost no variance; this share of the variance of all samples is its lower bound.
 _LEAST = 0.1
@@ -33,37 +32,47 @@ class Likeness:
         small: nn.Module,
         original: nn.Module,
         blocks: list[str],
-        probe: Sequence[Tensor],
+        probe: Sequence[Inputs],
         *,
         temperature: float = 1.0,
         features: float = 1.0,
+        answers: Wish = None,
     ) -> None:
         self._small, self._original = small, original
         self._temperature, self._features = temperature, features
         self._blocks = blocks if features else []
+        with torch.no_grad():
+            #: How answers are read.
+            self.reading: Answers = first_answers(original, Batch(0, probe[0], None), answers, ask=False)[1]
         self._least = self._variances(probe)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Inputs) -> Tensor:
         target_answers, target_features = self._targets(x)
         with _outputs(self._small, list(target_features)) as features:
-            answers = floats_of(self._small(x))
-        pairs = enumerate(zip(answers, target_answers, strict=True))
-        loss = torch.stack([self._distance(answer, target, index) for index, (answer, target) in pairs]).sum()
+            answers = self.reading.run(self._small, Batch(0, x, None))[1]
+        kinds = self.reading.kinds(len(target_answers))
+        losses = [
+            kind.distance(answer, target, self._scale(target, index), self._temperature)
+            for index, (kind, answer, target) in enumerate(zip(kinds, answers, target_answers, strict=True))
+        ]
         for name, target in target_features.items():
-            loss = loss + self._features / len(target_features) * self._relative(features[name], target, name)
-        return loss
+            # Behind the first stage of a detector the two models look at different candidates.
+            if features[name].shape == target.shape:
+                distance = Numbers().distance(features[name], target, self._scale(target, name))
+                losses.append(self._features / len(target_features) * distance)
+        return torch.stack(losses).sum()
 
     @torch.no_grad()
-    def value(self, x: Tensor) -> float:
+    def value(self, x: Inputs) -> float:
         """The loss as a number, without gradients."""
         return self(x).item()
 
     @torch.no_grad()
-    def _targets(self, x: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
+    def _targets(self, x: Inputs) -> tuple[list[Tensor], dict[str, Tensor]]:
         with _outputs(self._original, self._blocks) as features:
-            return floats_of(self._original(x)), features
+            return self.reading.run(self._original, Batch(0, x, None))[1], features
 
-    def _variances(self, probe: Sequence[Tensor]) -> dict[int | str, float]:
+    def _variances(self, probe: Sequence[Inputs]) -> dict[int | str, float]:
         """The lower bound of the variance of each target."""
         sums: dict[int | str, Tensor] = {}
         for x in probe:
@@ -77,18 +86,10 @@ class Likeness:
                     sums[key] = sums[key] + moments if key in sums else moments
         return {key: _LEAST * float(square / n - (mean / n).square()) for key, (n, mean, square) in sums.items()}
 
-    def _distance(self, answer: Tensor, target: Tensor, key: int) -> Tensor:
-        """Divergence of class probabilities for scores of (batch, classes), squared relative error for all else."""
-        if target.dim() == 2 and target.shape[1] > 1:
-            log_p, log_target = ((scores / self._temperature).log_softmax(1) for scores in (answer, target))
-            # T² keeps gradients at the scale they have at T = 1.
-            return functional.kl_div(log_p, log_target, reduction="batchmean", log_target=True) * self._temperature**2
-        return self._relative(answer, target, key)
-
-    def _relative(self, output: Tensor, target: Tensor, key: int | str) -> Tensor:
+    def _scale(self, target: Tensor, key: int | str) -> Tensor:
         least = max(self._least.get(key, 0.0), torch.finfo(target.dtype).tiny)
         variance = target.var() if target.numel() > 1 else target.new_zeros(())
-        return (output - target).square().mean() / variance.clamp_min(least)
+        return variance.clamp_min(least)
 
 
 @contextmanager

@@ -21,13 +21,19 @@ from tensigma.compression.likeness import Likeness
 from tensigma.errors import InputError
 from tensigma.running import (
     Batches,
+    Inputs,
+    Key,
     Listener,
     Progress,
     Wanted,
+    Wish,
     borrowed,
     copied,
     device_of,
     kept_rng,
+    mapped,
+    moved,
+    n_samples,
     reporter,
     safe_backward,
     samples_per_second,
@@ -67,7 +73,7 @@ class Refine:
     #: Largest norm of the gradient, so that one odd batch cannot undo a fit.
     clip: float = 1.0
     #: Applied to each batch before both models see it, such as a random flip; None for the batch as it is.
-    augment: Callable[[Tensor], Tensor] | None = None
+    augment: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.passes, bool) or not isinstance(self.passes, int) or self.passes < 1:
@@ -108,7 +114,8 @@ def refine_(
     settings: Refine,
     *,
     blocks: list[str],
-    input: str | int | None = None,
+    input: Key = None,
+    answers: Wish = None,
     progress: Wanted = False,
 ) -> dict[str, Any]:
     """Train the parameters of ``small`` in place on ``settings.passes`` samples; returns settings and losses.
@@ -117,11 +124,14 @@ def refine_(
     require no gradient stay too, unless none does, as in a model meant only for inference. ``blocks`` are names of
     modules, in both models, whose outputs are compared. The loss on the first samples of the data, not augmented, is
     measured before and after: if it did not fall, ``small`` stays as it was. A step whose loss or gradient is not
-    finite is skipped. Models in half precision are refined in single precision and rounded afterwards.
+    finite is skipped. ``answers`` says what is compared; by default it is guessed. Models in half precision are refined
+    in single precision and rounded afterwards.
     """
     if any(parameter.dtype in _HALVES for parameter in small.parameters()):
         single, reference = (copied(model).float() for model in (small, original))
-        facts = refine_(single, reference, batches, settings, blocks=blocks, input=input, progress=progress)
+        facts = refine_(
+            single, reference, batches, settings, blocks=blocks, input=input, answers=answers, progress=progress
+        )
         small.load_state_dict(single.state_dict())
         return facts
     report = reporter(progress)
@@ -130,7 +140,15 @@ def refine_(
     with borrowed(small), borrowed(original), kept_rng(), safe_backward(small):
         # Kept, because shuffled data would give other samples the second time.
         probe = list(_rounds(batches, min(_PROBE, settings.passes), input, device_of(small)))
-        loss_of = Likeness(small, original, blocks, probe, temperature=settings.temperature, features=settings.features)
+        loss_of = Likeness(
+            small,
+            original,
+            blocks,
+            probe,
+            temperature=settings.temperature,
+            features=settings.features,
+            answers=answers,
+        )
         losses = [loss_of.value(x) for x in probe]
         measurable = [x for x, loss in zip(probe, losses, strict=True) if math.isfinite(loss)]
         before = _mean([loss for loss in losses if math.isfinite(loss)], measurable)
@@ -150,6 +168,7 @@ def refine_(
     plain_settings = {key: value for key, value in asdict(settings).items() if key != "augment"}
     return {
         **plain_settings,
+        "answers": str(loss_of.reading),
         "augmented": settings.augment is not None,
         "loss_before": before if math.isfinite(before) else None,
         "loss_after": after if math.isfinite(after) else None,
@@ -162,7 +181,7 @@ def refine_(
 def _train_(
     parameters: list[Tensor],
     loss_of: Likeness,
-    inputs: Iterable[Tensor],
+    inputs: Iterable[Inputs],
     settings: Refine,
     report: Listener,
     start: float,
@@ -172,7 +191,7 @@ def _train_(
     done = skipped = 0
     for batch in inputs:
         x = batch if settings.augment is None else settings.augment(batch)
-        share = (done + len(x) / 2) / settings.passes
+        share = (done + n_samples(x) / 2) / settings.passes
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate * _schedule(share)
         loss = loss_of(x)
@@ -182,8 +201,8 @@ def _train_(
         if math.isfinite(loss.item()) and math.isfinite(gradient_norm.item()):
             optimizer.step()
         else:
-            skipped += len(x)
-        done += len(x)
+            skipped += n_samples(x)
+        done += n_samples(x)
         seconds = time.perf_counter() - start
         report(RefinementProgress(done=done, total=settings.passes, loss=loss.item(), seconds=seconds))
     optimizer.zero_grad()
@@ -205,17 +224,17 @@ def _schedule(share: float) -> float:
     return min(1.0, share / 0.1) * (0.5 + 0.5 * math.cos(math.pi * share))
 
 
-def _rounds(batches: Any, passes: int, key: str | int | None, device: torch.device | None) -> Iterator[Tensor]:
+def _rounds(batches: Any, passes: int, key: Key, device: torch.device | None) -> Iterator[Inputs]:
     """Inputs, in repeated rounds over the data, until there were ``passes`` samples."""
     done = 0
     while done < passes:
         for batch in Batches(batches, input=key, max_samples=passes - done, name="data"):
-            x = batch.inputs
-            done += len(x)
-            yield x.to(device or x.device, torch.float32 if x.dtype in _HALVES else x.dtype)
+            done += len(batch)
+            single = mapped(batch.inputs, lambda x: x.float() if x.dtype in _HALVES else x)
+            yield moved(single, device)
 
 
-def _mean(losses: list[float], batches: list[Tensor]) -> float:
+def _mean(losses: list[float], batches: list[Inputs]) -> float:
     """The mean over samples; NaN without any."""
-    samples = sum(map(len, batches))
-    return sum(loss * len(x) for loss, x in zip(losses, batches, strict=True)) / samples if samples else math.nan
+    samples = sum(map(n_samples, batches))
+    return sum(loss * n_samples(x) for loss, x in zip(losses, batches, strict=True)) / samples if samples else math.nan

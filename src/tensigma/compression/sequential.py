@@ -36,10 +36,12 @@ from tensigma.running import (
     Listener,
     OutOfOrder,
     borrowed,
+    call,
     copied,
     device_of,
     halted_passes,
     live_bytes,
+    moved,
     run,
     safe_layout,
     silent,
@@ -256,7 +258,11 @@ def target_layer(treatment: Treatment, layer: nn.Module, stats: LayerStats, cros
     shape = (groups, *kernels_of(layer)[0].shape)
     weight = layer.weight
     assert isinstance(weight, Tensor)
-    target.weight = nn.Parameter(to_weight(best.reshape(shape).to(weight), geometry))
+    fitted = to_weight(best.reshape(shape).to(weight), geometry)
+    if not fitted.isfinite().all():
+        # Inputs so small that nothing can be learnt from them, as behind layers that have never been trained.
+        return layer
+    target.weight = nn.Parameter(fitted)
     if centred:
         shift = output.double() - (best @ mean[:, :, None]).flatten()
         bias = layer.bias
@@ -349,8 +355,7 @@ def _recorded(
 
     handle = model.get_submodule(name).register_forward_hook(hook, with_kwargs=True)
     try:
-        device = device_of(model)
-        model(batch.inputs if device is None else batch.inputs.to(device))
+        call(model, moved(batch.inputs, device_of(model)))
     except _Reached:
         pass
     finally:

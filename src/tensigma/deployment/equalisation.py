@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, find_compressed, to_kernels, to_weight
-from tensigma.running import Batches, borrowed, copied, run, safe_backward
+from tensigma.running import Batches, Key, borrowed, copied, run, safe_backward
 
 #: Number of random mixtures to measure gains with.
 _PROBES = 8
@@ -40,7 +40,7 @@ def equalise(
     *,
     strength: float | None = None,
     max_samples: int | None = 256,
-    input: str | int | None = None,
+    input: Key = None,
 ) -> nn.Module:
     """A copy of ``model`` that computes the same, with the channels between factors rescaled to suit eight bits.
 
@@ -123,7 +123,7 @@ class _Extent:
 
 
 def _extents(
-    model: nn.Module, chains: list[list[nn.Module]], batches: Any, max_samples: int | None, input: str | int | None
+    model: nn.Module, chains: list[list[nn.Module]], batches: Any, max_samples: int | None, input: Key
 ) -> dict[nn.Module, _Extent]:
     """The extent of the output of every layer of the chains that is called."""
     extents: dict[nn.Module, _Extent] = {}

@@ -124,6 +124,8 @@ def export(
     if example is None:
         raise InputError("pass {example}, a batch of inputs that the model accepts", parameters=("example",))
     inputs = input_of(example, None, 0)
+    if not isinstance(inputs, Tensor):
+        raise InputError("only models with one tensor as their input can be exported; the example is a list of images")
     if not len(inputs):
         raise InputError(f"the example has shape {tuple(inputs.shape)} and no sample in it; give at least one")
     if format == "onnx":
@@ -187,10 +189,13 @@ def _export_graph(
             parameters=(f"opset={opset}",),
         )
     share = tolerance or TOLERANCES.get(_precision(network), 1e-4)
+    inputs = None if example is None else input_of(example, None, 0)
+    if inputs is not None and not isinstance(inputs, Tensor):
+        raise InputError("the example is a list of images; the model takes one tensor")
     written = write_back(
         network,
         target,
-        None if example is None else input_of(example, None, 0),
+        inputs,
         share=share,
         most=share if tolerance else 10 * share,
         check=check,

@@ -23,7 +23,20 @@ from tensigma.errors import InputError
 from tensigma.evaluation import Evaluation, compare, size_of
 from tensigma.files import whole_file
 from tensigma.graphs import OnnxModel, OnnxNetwork, onnx_module
-from tensigma.running import Batch, Batches, Wanted, borrowed, copied, leaves, run
+from tensigma.running import (
+    Batch,
+    Batches,
+    Key,
+    Wanted,
+    Wish,
+    borrowed,
+    copied,
+    first_answers,
+    leaves,
+    mapped,
+    run,
+    taken,
+)
 
 Precision = Literal["int8", "fp16"]
 PRECISIONS: tuple[Precision, ...] = ("int8", "fp16")
@@ -81,14 +94,16 @@ def quantize(
     latency: bool = True,
     latency_batch: int = 1,
     rounds: int = 20,
-    input: str | int | None = None,
+    input: Key = None,
+    answers: Wish = None,
     force: bool = False,
     progress: Wanted = False,
 ) -> Quantized:
     """Write ``model`` to ``path`` in fewer bits, and measure what that saves and costs.
 
     Args:
-        model: A classifier, compressed or not. It stays as it is.
+        model: Any model with one tensor as its input, compressed or not. It stays as it is. An archive is written of
+            models with other inputs too.
         path: ``int8`` gives an ONNX file. ``fp16`` gives one if the name ends with ``.onnx``, otherwise a folder for
             :func:`tensigma.load`.
         batches: Inputs as :func:`tensigma.calibrate` takes them. Labels are not used for quantization.
@@ -101,6 +116,7 @@ def quantize(
             this one lacks them.
         max_samples: Inputs to measure ranges on.
         latency: Measure time too, on one thread and in turns, ``rounds`` passes over ``latency_batch`` inputs.
+        answers: What the model answers, as :func:`tensigma.evaluate` takes it; by default it is guessed.
         force: Replace an existing archive. An existing file is always replaced, in one step.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
@@ -122,14 +138,24 @@ def quantize(
             onnx_module(name)
     samples = _first_samples(batches, input, max_samples)
     inputs = [x for x, _ in samples]
+    if form == "onnx" and not isinstance(inputs[0], Tensor):
+        raise InputError(
+            "only models with one tensor as their input become ONNX files; for others use {precision} and a folder",
+            parameters=("precision='fp16'",),
+        )
     reduced = precision == "int8" and (needs_reduced_range() if reduce_range is None else reduce_range)
     equal = precision == "int8" and equalise
-    evaluation_data = data if data is not None else [x if labels is None else (x, labels) for x, labels in samples]
+    evaluation_data = data if data is not None else [(x,) if labels is None else (x, labels) for x, labels in samples]
+    judged = model if original is None else original
+    # ONNX files no longer tell which layer an answer comes from.
+    with torch.inference_mode(), borrowed(judged):
+        first = Batch(0, inputs[0], None if samples[0][1] is None else samples[0])
+        reading = first_answers(judged, first, answers)[1]
     with tempfile.TemporaryDirectory(prefix="tensigma-") as scratch:
         models: dict[str, nn.Module] = {}
-        sizes = {"before": size_of(model, inputs[0][:1])}
+        sizes = {"before": size_of(model, taken(inputs[0], slice(1)))}
         if original is not None:
-            sizes["original"] = size_of(original, inputs[0][:1])
+            sizes["original"] = size_of(original, taken(inputs[0], slice(1)))
         if form == "archive":
             half = _halved(model)
             models = {"before": model, "after": copied(half).float()}
@@ -151,6 +177,7 @@ def quantize(
             latency_batch=latency_batch,
             rounds=rounds,
             input=input if data is not None else None,
+            answers=reading,
             progress=progress,
         )
         error = _error(models["before"], models["after"], inputs)
@@ -178,7 +205,7 @@ def quantize(
 def _write_onnx(
     model: nn.Module,
     original: nn.Module | None,
-    inputs: list[Tensor],
+    inputs: list[Any],
     folder: Path,
     *,
     precision: Precision,
@@ -217,12 +244,12 @@ def _check_graph(network: OnnxNetwork, target: Path, precision: Precision) -> No
         )
 
 
-def _first_samples(batches: Any, input: str | int | None, most: int) -> list[tuple[Tensor, Tensor | None]]:
+def _first_samples(batches: Any, input: Key, most: int) -> list[tuple[Any, Any]]:
     """The first samples, kept: they are needed more than once, and not every iterable can be read twice."""
     samples = []
     for batch in Batches(batches, input=input, max_samples=most):
-        labels = batch.labels
-        samples.append((batch.inputs.detach().cpu(), None if labels is None else labels.cpu()))
+        inputs, targets = (mapped(each, lambda x: x.detach().cpu()) for each in (batch.inputs, batch.targets))
+        samples.append((inputs, targets))
     return samples
 
 
@@ -242,7 +269,7 @@ def _halved(model: nn.Module) -> nn.Module:
 
 
 @torch.inference_mode()
-def _error(before: nn.Module, after: nn.Module, inputs: list[Tensor]) -> float:
+def _error(before: nn.Module, after: nn.Module, inputs: list[Any]) -> float:
     """Relative error of the output; of several, the worst."""
     error_energy: dict[int, float] = defaultdict(float)
     energy: dict[int, float] = defaultdict(float)

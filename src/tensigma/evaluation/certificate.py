@@ -26,6 +26,8 @@ class Certificate:
     agreed: int
     #: The least share of repeated draws of the samples for which the bound holds.
     confidence: float = 0.95
+    #: What agreeing means, if it is not the same class for a whole input.
+    meaning: str = ""
 
     def __post_init__(self) -> None:
         whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (self.samples, self.agreed))
@@ -55,21 +57,24 @@ class Certificate:
             "agreed": self.agreed,
             "confidence": self.confidence,
             "bound": self.bound,
+            "meaning": self.meaning,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Certificate:
         """The inverse of :meth:`to_json`; the bound is computed again."""
         try:
-            return cls(samples=data["samples"], agreed=data["agreed"], confidence=data["confidence"])
+            counts = {key: data[key] for key in ("samples", "agreed", "confidence")}
+            return cls(**counts, meaning=data.get("meaning", ""))
         except (KeyError, TypeError, InputError) as error:
             raise StoreError(f"the certificate is damaged: {error}") from None
 
     def __str__(self) -> str:
         # Rounded down, so that the text never claims more than the bound.
         share = int(1000 * self.bound) / 10
+        meaning = f" ({self.meaning})" if self.meaning else ""
         return (
-            f"agrees with the original on at least {share:.1f} % of inputs like these "
+            f"agrees with the original{meaning} on at least {share:.1f} % of inputs like these "
             f"({100 * self.confidence:g} % confidence, exact binomial, n = {self.samples:,})"
         )
 

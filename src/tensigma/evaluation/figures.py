@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -18,16 +18,22 @@ from tensigma.evaluation.latency import Timing, measure_latency
 from tensigma.evaluation.size import Size, size_of
 from tensigma.files import anything, integer, mapping, number, optional, record
 from tensigma.running import (
+    Answers,
     Batch,
     Batches,
+    Boxes,
+    Key,
     Progress,
+    Scores,
     Tally,
     Wanted,
+    Wish,
     borrowed,
+    first_answers,
     reporter,
     run,
     samples_per_second,
-    scores_of,
+    taken,
 )
 from tensigma.text import count, table
 
@@ -58,6 +64,18 @@ _CHECKED = record(
     {"certificate": optional(mapping(anything))},
     others=anything,
 )
+#: Every share that may be measured, with its title.
+SHARES = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "label_iou": "mean IoU with labels",
+    "label_precision": "average precision",
+    "agreement": "agreement",
+    "position_agreement": "agreement by position",
+    "iou": "mean IoU with the original",
+    "precision": "precision by the original",
+    "error": "relative error",
+}
 logger = logging.getLogger(__name__)
 
 
@@ -96,18 +114,37 @@ class Evaluation:
     """
 
     samples: int
-    #: Share of samples whose label is the first prediction (top5: among the first five). None without labels.
+    #: Share of labels that are the first prediction (top5: among the first five). None without labels. Of a model that
+    #: answers at many positions, as a segmenter does, the share of positions.
     top1: float | None
-    #: Also None with at most five classes.
+    #: Also None with at most five classes, or many positions.
     top5: float | None
-    #: Share of samples on which the prediction is that of the original.
+    #: Share of samples on which the answer is that of the original: the class; with many positions, the class at a
+    #: share ``Scores.least`` of them; of a detector, the same objects.
     agreement: float | None
     size: Size
     latency: Timing | None = None
     #: The same figures of the original, measured in the same run.
     original: Evaluation | None = None
-    #: What the agreement proves about other inputs; None without an original, or if not requested.
+    #: What the agreement proves about other inputs; None without an original, if not requested, or if answers are not
+    #: alike or not but more or less near.
     certificate: Certificate | None = None
+    #: What is compared, in words, and whether that was guessed; empty if nothing was.
+    answers: str = ""
+    #: What :attr:`likeness` is: "agreement", "average precision", "closeness" (1 − relative error), or "likeness".
+    measure: str = ""
+    #: How much the answers are like the original's, between 0 and 1: the figure that searches and training go by.
+    likeness: float | None = None
+    #: Of answers at many positions, the share of positions with the same class as the original.
+    position_agreement: float | None = None
+    #: Mean intersection over union of a segmenter with the original's own classes, and with labels.
+    iou: float | None = None
+    label_iou: float | None = None
+    #: Average precision of a detector against the original's detections, and against labels.
+    precision: float | None = None
+    label_precision: float | None = None
+    #: Relative error of numbers, √(Σ|Δy|² ÷ Σ|y|²); of several outputs the largest.
+    error: float | None = None
 
     @property
     def rate(self) -> float | None:
@@ -139,7 +176,12 @@ class Evaluation:
             raise StoreError(f"this is not an evaluation of version {VERSION}, written by Evaluation.to_json")
         try:
             _CHECKED(data, "the evaluation is damaged")
-            values = {field.name: data[field.name] for field in fields(cls) if field.name != "certificate"}
+            # Fields with a default came later; results written before have none of them.
+            values = {
+                field.name: data[field.name] if field.default is MISSING else data.get(field.name, field.default)
+                for field in fields(cls)
+                if field.name != "certificate"
+            }
             values["size"] = Size(**values["size"])
             values["latency"] = values["latency"] and Timing(**values["latency"])
             values["original"] = values["original"] and cls.from_json(values["original"])
@@ -152,16 +194,15 @@ class Evaluation:
         columns = [self] if self.original is None else [self.original, self]
         header = ["", *(["model"] if self.original is None else ["original", "model"])]
         rows = [
-            ["top-1", *(_percent(column.top1) for column in columns)],
-            ["top-5", *(_percent(column.top5) for column in columns)],
-            ["agreement", *(_percent(column.agreement) for column in columns)],
+            *([title, *(_percent(getattr(column, name)) for column in columns)] for name, title in SHARES.items()),
             ["parameters", *(count(column.size.params) for column in columns)],
             ["MACs", *(count(column.size.macs) for column in columns)],
             ["bytes", *(count(column.size.bytes) for column in columns)],
             ["latency", *(_milliseconds(column.latency) for column in columns)],
         ]
         figures = table(header, [row for row in rows if set(row[1:]) != {"–"}])
-        return figures if self.certificate is None else f"{figures}\n{self.certificate}"
+        lines = [figures, f"compared: {self.answers}" if self.answers else "", str(self.certificate or "")]
+        return "\n".join(line for line in lines if line)
 
 
 def evaluate(
@@ -173,21 +214,26 @@ def evaluate(
     latency_batch: int = 1,
     rounds: int = 20,
     max_samples: int | None = None,
-    input: str | int | None = None,
+    input: Key = None,
+    answers: Wish = None,
     confidence: float | None = 0.95,
     progress: Wanted = False,
 ) -> Evaluation:
     """Run ``model`` over ``data`` and count hits, agreement with ``original``, parameters, MACs, bytes and time.
 
     Args:
-        model: A classifier that returns scores (batch, classes). It stays as it is.
+        model: A classifier, a segmenter, a detector or any other model. It stays as it is.
         data: Batches as :func:`tensigma.calibrate` takes them. Labels, if every batch has them (the second item of a
-            tuple, or ``label``, ``labels``, ``target``, ``targets`` or ``y`` of a dict), give top-1 and top-5.
+            tuple, or ``label``, ``labels``, ``target``, ``targets`` or ``y`` of a dict), give top-1 and top-5; class
+            numbers at every position give mean IoU, and dicts with ``boxes`` and ``labels`` average precision.
         original: The model before compression: its figures are measured too, and agreement with it needs no labels.
         latency: Also measure time, on one thread and in turn with the original, for ``rounds`` passes over the first
             ``latency_batch`` inputs.
         max_samples: Stop after this many.
-        input: The entry or position of the model's input in a batch.
+        input: The entry or position of the model's input in a batch; several in a tuple are passed together.
+        answers: What the model answers: :class:`~tensigma.Scores`, :class:`~tensigma.Numbers`,
+            :class:`~tensigma.Boxes`, a dict of these by name of the part, or a function of two outputs that returns
+            their likeness in [0, 1]. By default it is guessed, and what was guessed is among the results.
         confidence: Confidence of the certificate, a bound on agreement with ``original`` for unseen inputs. It holds
             only if ``data`` was not used for calibration or for any choice; otherwise pass None.
         progress: True for lines in the log, or a function called with an :class:`EvaluationProgress` after each batch.
@@ -209,16 +255,19 @@ def evaluate(
         rounds=rounds,
         max_samples=max_samples,
         input=input,
+        answers=answers,
         progress=progress,
     )
     result = figures["the model"]
     if original is None:
         return result
     certificate = None
-    if confidence is not None:
-        assert result.agreement is not None
+    # Positions of one image are not independent, and nearness is not a share of anything.
+    if confidence is not None and result.agreement is not None:
         agreed = round(result.agreement * result.samples)
-        certificate = Certificate(samples=result.samples, agreed=agreed, confidence=confidence)
+        certificate = Certificate(
+            samples=result.samples, agreed=agreed, confidence=confidence, meaning=_meaning(result, answers)
+        )
     return replace(result, original=figures["the original"], certificate=certificate)
 
 
@@ -232,58 +281,88 @@ def compare(
     latency_batch: int = 1,
     rounds: int = 20,
     max_samples: int | None = None,
-    input: str | int | None = None,
+    input: Key = None,
+    answers: Wish | Answers = None,
     progress: Wanted = False,
 ) -> dict[str, Evaluation]:
     """Several models over the same data, read once: accuracy, agreement with ``reference``, size, and time in turn.
 
-    ``sizes`` are for models whose size cannot be counted, such as ONNX files.
+    ``sizes`` are for models whose size cannot be counted, such as ONNX files; ``answers`` is as :func:`evaluate` takes
+    it, and refers to ``reference``, or to the first model without one.
 
     >>> models = {"one": nn.Identity(), "other": nn.Softmax(1)}
     >>> figures = compare(models, [(torch.eye(6), torch.arange(6))], reference="one", rounds=2)
     >>> figures["other"].top1, figures["other"].agreement, figures["other"].latency.rounds
     (1.0, 1.0, 2)
     """
-    tallies = {name: Tally() for name in models}
+    tallies: dict[str, Tally] = {}
     report, start = reporter(progress), time.perf_counter()
     batches = Batches(data, input=input, max_samples=max_samples, name="data")
     first: Batch | None = None
     samples = 0
     with torch.inference_mode(), borrowed(nn.ModuleList(models.values())):
         for batch in batches:
-            first = batch if first is None else first
-            scores = {name: scores_of(run(model, batch), batch.index) for name, model in models.items()}
+            outputs: dict[str, Any] = {}
+            if first is None:
+                first = batch
+                name = next(iter(models)) if reference is None else reference
+                outputs[name], reading = _read(models[name], batch, answers, ask=reference is not None)
+                tallies = {name: Tally(reading) for name in models}
+            for name, model in models.items():
+                if name not in outputs:
+                    outputs[name] = run(model, batch)
+            labels = batch.targets
             for name, tally in tallies.items():
-                tally.add(scores[name], batch.labels, None if reference is None else scores[reference])
+                tally.add(outputs[name], len(batch), labels, None if reference is None else outputs[reference])
             samples += len(batch)
             seconds = time.perf_counter() - start
             report(EvaluationProgress(done=batch.index + 1, total=batches.n_batches, samples=samples, seconds=seconds))
     assert first is not None
     times: list[Timing] | list[None] = [None] * len(models)
     if latency:
-        times = measure_latency(list(models.values()), first.inputs[:latency_batch], rounds=rounds)
+        times = measure_latency(list(models.values()), taken(first.inputs, slice(latency_batch)), rounds=rounds)
     figures = {}
     for (name, model), timing in zip(models.items(), times, strict=True):
-        size = sizes[name] if sizes is not None and name in sizes else size_of(model, first.inputs[:1])
+        size = sizes[name] if sizes is not None and name in sizes else size_of(model, taken(first.inputs, slice(1)))
         figures[name] = _figures(name, tallies[name], size, timing)
     return figures
 
 
+def _read(model: nn.Module, batch: Batch, answers: Wish | Answers, *, ask: bool) -> tuple[Any, Answers]:
+    """The output for the first batch, and how it is read; what is unclear matters only if something is compared."""
+    if isinstance(answers, Answers):
+        return run(model, batch), answers
+    return first_answers(model, batch, answers, ask=ask)
+
+
+def _meaning(result: Evaluation, answers: Wish) -> str:
+    """What an agreement is, if not the same class for the whole sample."""
+    if result.precision is not None or result.measure == Boxes.measure:
+        return "the same objects"
+    if result.position_agreement is None:
+        return ""
+    least = answers.least if isinstance(answers, Scores) else Scores.least
+    return f"the same class at {100 * least:g} % of positions or more"
+
+
 def _figures(name: str, tally: Tally, size: Size, latency: Timing | None) -> Evaluation:
-    if tally.unanswered:
+    unanswered = 0 if tally.main is None else tally.main.unanswered
+    if unanswered:
         logger.warning(
             "%s gives scores that are not finite for %d of %d samples; they count as wrong",
             name,
-            tally.unanswered,
+            unanswered,
             tally.samples,
         )
+    figures: dict[str, Any] = {"top1": None, "top5": None, "agreement": None, **tally.figures}
+    compared = any(figure is not None for figure in figures.values())
     return Evaluation(
         samples=tally.samples,
-        top1=tally.top1,
-        top5=tally.top5,
-        agreement=tally.agreement,
         size=size,
         latency=latency,
+        answers=str(tally.answers) if compared else "",
+        measure=tally.answers.measure if compared else "",
+        **figures,
     )
 
 

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tensigma.graphs import deployed
-from tensigma.running import borrowed, device_of, threads
+from tensigma.running import Inputs, borrowed, call, device_of, moved, n_samples, tensors_in, threads
 
 _WARM_UP = 3
 
@@ -29,7 +29,7 @@ class Timing:
     spread: float
 
 
-def measure_latency(models: Sequence[nn.Module], inputs: Tensor, *, rounds: int = 20) -> list[Timing]:
+def measure_latency(models: Sequence[nn.Module], inputs: Inputs, *, rounds: int = 20) -> list[Timing]:
     """Forward passes of all models, taken in turn so that other load on the machine affects all alike.
 
     A model that came as an ONNX file is measured as it will be used, whole in ONNX Runtime.
@@ -43,16 +43,17 @@ def measure_latency(models: Sequence[nn.Module], inputs: Tensor, *, rounds: int 
     with ExitStack() as stack, torch.inference_mode(), threads(1):
         for model in models:
             stack.enter_context(borrowed(model))
-        placed = [inputs.to(device_of(model) or inputs.device) for model in models]
+        placed = [moved(inputs, device_of(model)) for model in models]
+        gpus = {tensor.device for x in placed for tensor in tensors_in(x) if tensor.is_cuda}
         for turn in range(_WARM_UP + rounds):
             for model, x, seconds in zip(models, placed, times, strict=True):
                 start = time.perf_counter()
-                model(x)
-                if x.is_cuda:
-                    torch.cuda.synchronize(x.device)
+                call(model, x)
+                for gpu in gpus:
+                    torch.cuda.synchronize(gpu)
                 if turn >= _WARM_UP:
                     seconds.append(time.perf_counter() - start)
-    return [_summary(seconds, len(inputs)) for seconds in times]
+    return [_summary(seconds, n_samples(inputs)) for seconds in times]
 
 
 def _summary(times: list[float], batch: int) -> Timing:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tensigma.layers import TARGETS
-from tensigma.running import Batch, borrowed, run
+from tensigma.running import Batch, Inputs, borrowed, run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ def count_bytes(model: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
 
 
-def count_macs(model: nn.Module, sample: Tensor) -> int:
+def count_macs(model: nn.Module, sample: Inputs) -> int:
     """Multiply-adds of all convolutions and Linear layers, as often as they are called, for one ``sample`` (1, …).
 
     >>> count_macs(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Flatten(), nn.Linear(8, 2)), torch.ones(1, 3, 1, 1))
@@ -65,7 +65,7 @@ def count_macs(model: nn.Module, sample: Tensor) -> int:
     return total
 
 
-def size_of(model: nn.Module, sample: Tensor | None = None) -> Size:
+def size_of(model: nn.Module, sample: Inputs | None = None) -> Size:
     """Parameters, MACs and bytes; MACs only if there is a ``sample`` to run."""
     macs = None if sample is None else count_macs(model, sample)
     return Size(params=count_params(model), macs=macs, bytes=count_bytes(model))

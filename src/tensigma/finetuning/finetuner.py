@@ -13,14 +13,17 @@ from torch import nn
 
 from tensigma.errors import InputError
 from tensigma.finetuning.history import Epoch, FineTuning, FineTuningProgress, RateHistory
+from tensigma.finetuning.objectives import Given, Labels, LossFunction, Objective, Teacher
 from tensigma.finetuning.sweep import Sweep
-from tensigma.finetuning.tuner import OPTIMIZERS, Labels, Objective, Settings, Teacher, Tuner, fill_, judge
+from tensigma.finetuning.tuner import OPTIMIZERS, Settings, Tuner, fill_, judge
 from tensigma.finetuning.unfinished import Unfinished
 from tensigma.running import (
+    Key,
     Listener,
     Pair,
     Pairs,
     Wanted,
+    Wish,
     borrowed,
     check_gradients,
     copied,
@@ -44,12 +47,14 @@ def finetune(
     weight_decay: float = 0.0,
     teacher: nn.Module | None = None,
     temperature: float = 4.0,
+    loss: LossFunction | None = None,
+    answers: Wish = None,
     patience: int | None = None,
     eliminate: bool = False,
     validation_share: float = 0.1,
     freeze_bn: bool = False,
     mix: int = 1,
-    input: str | int | None = None,
+    input: Key = None,
     seed: int = 0,
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Wanted = False,
@@ -57,19 +62,23 @@ def finetune(
     """Train a copy of ``model`` at several learning rates, and return the best epoch of all, with the whole history.
 
     Epochs are compared on validation samples that no rate trains on: by the share of correct answers, or with a
-    ``teacher`` by the share of equal answers; ties are broken by the loss. If no epoch is better than ``model``, an
+    ``teacher`` by the share of equal answers; for other answers than classes, by what takes the place of that share
+    (see :func:`tensigma.evaluate`). Ties are broken by the loss. If no epoch is better than ``model``, an
     unchanged copy is returned. ``model`` stays as it is.
 
     Args:
-        model: A classifier that returns scores (batch, classes), compressed or not, on the device to train on. Only
-            parameters that require gradients are trained.
+        model: Any model, compressed or not, on the device to train on. Only parameters that require gradients are
+            trained.
         batches: As :func:`tensigma.calibrate` takes them, but readable more than once, and with labels unless there is
             a ``teacher``. A loader that shuffles does so anew in every epoch.
         validation: Batches to compare epochs on. Without it, ``validation_share`` of the samples is held out.
         epochs: The most epochs for each rate.
         learning_rates: One or several; all start from ``model`` and see the samples in the same order.
         optimizer: ``"adam"`` or ``"sgd"``, the latter with ``momentum``; both with ``weight_decay``.
-        teacher: The original model. Its answers, softened by ``temperature``, replace labels.
+        teacher: The original model. Its answers, softened by ``temperature``, replace labels. Of a detector, the raw
+            outputs behind the boxes are compared, and the model is trained in evaluation mode.
+        loss: Instead, a function of the model, in training mode, and an (inputs, labels) pair that returns the loss.
+        answers: What the model answers, as :func:`tensigma.evaluate` takes it; by default it is guessed.
         patience: Stop a rate after this many epochs without a new best.
         eliminate: After each epoch drop the worst rate, until one is left.
         freeze_bn: Keep the running mean and variance of BatchNorm layers, and normalise by them. By default training
@@ -104,7 +113,9 @@ def finetune(
     settings = Settings(
         optimizer=optimizer, momentum=momentum, weight_decay=weight_decay, freeze_bn=freeze_bn, mix=mix, seed=seed
     )
-    objective: Objective = Labels() if teacher is None else Teacher(teacher, temperature)
+    objective: Objective = Labels(answers) if teacher is None else Teacher(teacher, temperature, answers)
+    if loss is not None:
+        objective = Given(loss, teacher, answers)
     training: Iterable[Pair]
     held_out: Iterable[Pair]
     if validation is None:
@@ -112,11 +123,11 @@ def finetune(
     else:
         training, held_out = Pairs(batches, input), Pairs(validation, input, "validation")
     with kept_rng(), borrowed(teacher if teacher is not None else nn.Identity()):
-        loss, score, n_validation = judge(model, objective, held_out, seed)
+        first_loss, score, n_validation = judge(model, objective, held_out, seed)
         start = Epoch(
             epoch=0,
             loss=None,
-            validation_loss=loss if math.isfinite(loss) else None,
+            validation_loss=first_loss if math.isfinite(first_loss) else None,
             score=score,
             samples=0,
             seconds=time.perf_counter() - begin,
@@ -130,6 +141,8 @@ def finetune(
                 "learning_rates": list(rates),
                 "temperature": None if teacher is None else temperature,
                 "validation_share": None if validation is not None else validation_share,
+                "answers": str(objective.reading),
+                "loss": None if loss is None else getattr(loss, "__name__", "given"),
                 "model": weights_digest(model),
                 "teacher": None if teacher is None else weights_digest(teacher),
             }
@@ -140,6 +153,7 @@ def finetune(
     histories = zip(rates, tuners, ended, strict=True)
     return tuned, FineTuning(
         measure=objective.measure,
+        answers=str(objective.reading),
         optimizer=optimizer,
         start=start,
         rates=tuple(RateHistory(learning_rate=r, epochs=tuple(t.history), ended=why) for r, t, why in histories),

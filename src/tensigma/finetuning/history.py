@@ -65,7 +65,8 @@ class FineTuning:
     ('agreement', [2, 2], True)
     """
 
-    #: What the score is: "top1", the share of correct answers, or "agreement" with the teacher.
+    #: What the score is: "top1", the share of correct answers, "agreement" with the teacher, or what takes its place:
+    #: "average precision", "closeness" (1 − relative error), "likeness".
     measure: str
     optimizer: str
     #: The model before training.
@@ -78,6 +79,8 @@ class FineTuning:
     seconds: float
     #: Version of the library.
     library: str = ""
+    #: What is compared, in words; empty in results of version 0.1.
+    answers: str = ""
 
     @property
     def best(self) -> Epoch:
@@ -114,7 +117,8 @@ class FineTuning:
         if data.get("format") != FORMAT or data.get("version") != VERSION:
             raise StoreError(f"this is not a fine-tuning of version {VERSION}, written by FineTuning.to_json")
         try:
-            values = {field.name: data[field.name] for field in fields(cls)}
+            values = {field.name: data[field.name] for field in fields(cls) if field.name != "answers"}
+            values["answers"] = data.get("answers", "")
             values["start"] = Epoch(**values["start"])
             values["rates"] = tuple(
                 RateHistory(**{**rate, "epochs": tuple(Epoch(**epoch) for epoch in rate["epochs"])})

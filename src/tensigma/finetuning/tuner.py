@@ -6,26 +6,23 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from tensigma.errors import InputError, StoreError
 from tensigma.finetuning.history import Epoch
+from tensigma.finetuning.objectives import Objective
 from tensigma.running import (
-    Batch,
     Pair,
-    alike,
+    Tally,
     borrowed,
     copied,
     device_of,
     mixed,
-    right,
-    run,
+    n_samples,
     safe_backward,
-    scores_of,
     seed_all,
     tensors_of,
 )
@@ -52,94 +49,29 @@ class Settings:
         return torch.optim.SGD(parameters, learning_rate, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
-class Objective(Protocol):
-    """What the answers of a model are compared with."""
-
-    measure: str
-
-    def target(self, x: Tensor, labels: Tensor | None, index: int) -> Tensor: ...
-
-    def loss(self, scores: Tensor, target: Tensor) -> Tensor: ...
-
-    def hits(self, scores: Tensor, target: Tensor) -> int: ...
-
-
-class Labels:
-    """The labels of the samples: cross-entropy, and the share of correct answers."""
-
-    measure = "top1"
-
-    def target(self, x: Tensor, labels: Tensor | None, index: int) -> Tensor:
-        if labels is None:
-            raise InputError(
-                f"batch {index} holds no labels; give (input, labels) pairs with one class number for each input, or "
-                "{teacher}, the original model, whose answers replace them",
-                parameters=("teacher",),
-            )
-        return labels
-
-    def loss(self, scores: Tensor, target: Tensor) -> Tensor:
-        return functional.cross_entropy(scores, target.to(scores.device).long())
-
-    def hits(self, scores: Tensor, target: Tensor) -> int:
-        return int(right(scores, target).sum())
-
-
-class Teacher:
-    """The answers of another model: Kullback–Leibler divergence of softened scores, and the share of equal answers."""
-
-    measure = "agreement"
-
-    def __init__(self, model: nn.Module, temperature: float) -> None:
-        self._model, self._temperature = model, temperature
-
-    def target(self, x: Tensor, labels: Tensor | None, index: int) -> Tensor:
-        with torch.no_grad():
-            return _scores(self._model, x, index)
-
-    def loss(self, scores: Tensor, target: Tensor) -> Tensor:
-        if scores.shape != target.shape:
-            raise InputError(
-                f"the model gives scores of shape {tuple(scores.shape)} and the teacher {tuple(target.shape)}; the"
-                " teacher must have the same classes, as the original of a compressed model does"
-            )
-        pair = (scores, target.to(scores))
-        ours, theirs = (functional.log_softmax(side / self._temperature, 1) for side in pair)
-        # T² keeps gradients at the scale they have at T = 1.
-        return functional.kl_div(ours, theirs, reduction="batchmean", log_target=True) * self._temperature**2
-
-    def hits(self, scores: Tensor, target: Tensor) -> int:
-        return int(alike(scores, target).sum())
-
-
-def _scores(model: nn.Module, x: Tensor, index: int) -> Tensor:
-    return scores_of(run(model, Batch(index, x, None)), index)
-
-
 def judge(model: nn.Module, objective: Objective, validation: Iterable[Pair], seed: int) -> tuple[float, float, int]:
-    """Mean loss and share of hits over the validation samples, and how many there are."""
-    total, hits, samples = 0.0, 0, 0
+    """Mean loss and figure of the objective over the validation samples, and how many there are."""
+    total, samples = 0.0, 0
+    tally: Tally | None = None
     with borrowed(model), torch.no_grad():
         seed_all(seed)
         for index, (x, labels) in enumerate(validation):
-            target = objective.target(x, labels, index)
-            scores = _scores(model, x, index)
-            total += objective.loss(scores, target).item() * len(x)
-            hits += objective.hits(scores, target)
-            samples += len(x)
-    if not samples:
+            tally = tally or objective.tally(model, x, labels)
+            total += objective.judge(model, x, labels, index, tally) * n_samples(x)
+            samples += n_samples(x)
+    if tally is None:
         raise InputError(
             "no sample was held out for validation; raise {validation_share}, or give {validation}",
             parameters=("validation_share", "validation"),
         )
-    return total / samples, hits / samples, samples
+    return total / samples, objective.score(tally), samples
 
 
 class Tuner:
     """A copy of a model, its optimizer, and its best weights so far."""
 
     def __init__(self, model: nn.Module, learning_rate: float, objective: Objective, settings: Settings) -> None:
-        self._model = copied(model).train()
+        self._model = copied(model).train(not objective.in_evaluation_mode)
         self._frozen = [module for module in self._model.modules() if settings.freeze_bn and isinstance(module, _NORMS)]
         for module in self._frozen:
             module.eval()
@@ -159,10 +91,10 @@ class Tuner:
         order = torch.Generator().manual_seed(seed * 1_000_003 + number)
         for index, (x, labels) in enumerate(mixed(training, self._settings.mix, order)):
             # BatchNorm cannot train on one sample, which the last batch may be.
-            if len(x) == 1 and self._needs_two:
+            if n_samples(x) == 1 and self._needs_two:
                 continue
             loss = self._step(x, labels, index)
-            total, samples = total + loss * len(x), samples + len(x)
+            total, samples = total + loss * n_samples(x), samples + n_samples(x)
             yield samples, total / samples
             if not math.isfinite(loss):
                 break
@@ -188,11 +120,10 @@ class Tuner:
         if max(self.history, key=lambda epoch: epoch.key) is self.history[-1]:
             self.best = {key: tensor.detach().clone() for key, tensor in tensors_of(self._model).items()}
 
-    def _step(self, x: Tensor, labels: Tensor | None, index: int) -> float:
+    def _step(self, x: Any, labels: Any, index: int) -> float:
         assert self._optimizer is not None
         with torch.enable_grad(), safe_backward(self._model):
-            target = self._objective.target(x, labels, index)
-            loss = self._objective.loss(_scores(self._model, x, index), target)
+            loss = self._objective.loss(self._model, x, labels, index)
             self._optimizer.zero_grad()
             loss.backward()
             self._optimizer.step()

@@ -15,8 +15,14 @@ from tensigma.layers.format import Format
 from tensigma.layers.geometry import TARGETS, Geometry
 from tensigma.layers.kernel import why_not
 
-#: Modules whose forward reads the weights of their children instead of calling them.
-_READS_WEIGHTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+_NEVER_CALLED = (
+    "nn.MultiheadAttention reads the weight of this layer and never calls it; only an attention that calls its "
+    "projections, as those of timm and transformers do, can have them compressed"
+)
+_NOT_CALLED = (
+    "nn.TransformerEncoderLayer reads the weight of this layer on PyTorch's fast path; to have it compressed, switch "
+    "that off with torch.backends.mha.set_fastpath_enabled(False), here and wherever the model runs"
+)
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,10 @@ def _reason(
     if others:
         return f"the same module is also reachable as {', '.join(others)}"
     parent = model.get_submodule(name.rpartition(".")[0])
-    if isinstance(parent, _READS_WEIGHTS):
-        return f"nn.{type(parent).__name__} reads the weight of this layer directly"
+    if isinstance(parent, nn.MultiheadAttention):
+        return _NEVER_CALLED
+    if isinstance(parent, nn.TransformerEncoderLayer) and torch.backends.mha.get_fastpath_enabled():
+        return _NOT_CALLED
     reason = why_not(module)
     if reason is not None:
         return reason

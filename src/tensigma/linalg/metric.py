@@ -264,8 +264,9 @@ def _choose_damping(gram: Tensor, requested: float | None) -> tuple[float, float
     # A channel that never varies has a variance of zero, up to the rounding of the others.
     if (diagonal < -_DAMPING * diagonal.abs().max()).any():
         raise NotPSDError("the gram has a negative diagonal entry, so it is not a second moment")
-    if not gram.any():
-        # Nothing reaches this layer: every approximation is perfect. Solvers then see the identity.
+    if _DAMPING * diagonal.abs().max() < torch.finfo(gram.dtype).tiny:
+        # Nothing reaches this layer, or so little that a share of it is no number any more: every approximation is
+        # perfect. Solvers then see the identity.
         return 1.0, 1.0
     default = _DAMPING if requested is None else requested
     largest = _largest_eigenvalue(gram)

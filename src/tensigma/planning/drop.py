@@ -16,15 +16,18 @@ from tensigma.planning.budgets import Budget, Params
 from tensigma.planning.plans import Front, Plan
 from tensigma.running import (
     Batches,
+    Key,
     Listener,
     Progress,
+    ScoresTally,
     Tally,
+    Wish,
     borrowed,
     everyone,
+    first_answers,
     process_group,
     rank_and_size,
     run,
-    scores_of,
     silent,
 )
 
@@ -39,6 +42,8 @@ class Drop(Budget):
     Without labels, an answer is lost where the model disagrees with the original: 0.01 asks for agreement on 99 of 100
     held-out samples. With labels in every batch, what counts is the share of right answers: 0.01 lets top-1 accuracy
     fall by one point below the original's, both measured on the held-out samples. ``measure`` sets it explicitly.
+    Where answers are not one class for each sample, what may be lost is the same share of what takes its place:
+    positions with the same class, average precision by the original's detections, or 0.01 of relative error in numbers.
 
     Plans from the front are tried in turn: solved, put into a copy of the model and measured. Sizes are bisected as if
     more parameters always kept more. That is nearly but not strictly so: the returned plan was itself measured and kept
@@ -92,22 +97,19 @@ class SearchProgress(Progress):
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """How often a model answers correctly or like the original, and how often the original does."""
+    """How much a model answers like the labels or like the original, and how much the original does."""
 
     measure: str
     samples: int
-    hits: int
-    #: Hits of the original; all samples if agreement is measured.
-    original_hits: int
-
-    @property
-    def share(self) -> float:
-        return self.hits / self.samples
+    #: Between 0 and 1.
+    share: float
+    #: That of the original; 1 if likeness to it is measured.
+    original: float = 1.0
 
     @property
     def lost(self) -> float:
-        """The share of samples lost compared with the original; negative if the model is better."""
-        return (self.original_hits - self.hits) / self.samples
+        """What is lost compared with the original; negative if the model is better."""
+        return self.original - self.share
 
 
 class Judge:
@@ -127,60 +129,78 @@ class Judge:
         *,
         measure: Kind = "auto",
         losable: float = 0.0,
-        input: str | int | None = None,
+        input: Key = None,
+        answers: Wish = None,
     ) -> None:
         self.original, self.measure, self.losable = original, measure, losable
+        self._wish = answers
         self._batches = Batches(data, input=input, name="data")
         self._batches.check_rereadable("a search by Drop")
 
     def __call__(self, model: nn.Module) -> Kept:
-        tally, original = Tally(), Tally()
+        tallies: list[Tally] = []
         with torch.no_grad(), borrowed(model), borrowed(self.original):
             for batch in self._batches:
-                labels = None if self.measure == "agreement" else batch.labels
-                scores, reference = (
-                    scores_of(run(network, batch), batch.index).cpu() for network in (model, self.original)
-                )
-                tally.add(scores, labels, reference)
-                original.add(reference, labels)
-        labelled, foreign, samples, agreed, hits, original_hits = _together(
-            tally.labelled and self.measure != "agreement",
-            tally.foreign,
-            tally.samples,
-            tally.agreed,
-            tally.hits,
-            original.hits,
-        )
+                labels = None if self.measure == "agreement" else batch.targets
+                if tallies:
+                    reference = run(self.original, batch)
+                else:
+                    reference, reading = first_answers(self.original, batch, self._wish)
+                    tallies = [Tally(reading), Tally(reading)]
+                tallies[0].add(run(model, batch), len(batch), labels, reference)
+                tallies[1].add(reference, len(batch), labels)
+        tally, original = _together(tallies)
+        assert tally.main is not None
+        assert original.main is not None
+        accuracy, of_original = tally.main.accuracy, original.main.accuracy
+        labelled = self.measure != "agreement" and accuracy is not None and of_original is not None
         if self.measure == "accuracy" and not labelled:
             raise InputError("Drop(measure='accuracy') needs labels in every batch of data; 'agreement' needs none")
-        doubt = self._doubt(foreign, original_hits / samples, original.classes) if labelled else None
+        doubt = self._doubt(original) if labelled else None
         if doubt is not None and self.measure == "accuracy":
             raise InputError(f"Drop(measure='accuracy'): {doubt}; check the labels, or use measure='agreement'")
         if doubt is not None:
             warnings.warn(f"agreement is measured instead of accuracy: {doubt}", CalibrationWarning, stacklevel=2)
-        if labelled and doubt is None:
-            return Kept(measure="accuracy", samples=samples, hits=hits, original_hits=original_hits)
-        return Kept(measure="agreement", samples=samples, hits=agreed, original_hits=samples)
+        if accuracy is not None and of_original is not None and labelled and doubt is None:
+            return Kept(measure="accuracy", samples=tally.samples, share=accuracy, original=of_original)
+        if tally.likeness is None:
+            raise InputError(
+                "the original finds nothing in the held-out batches that a small model could be measured by; pass "
+                "other data, or {answers}, such as Boxes(score=0.1)",
+                parameters=("answers",),
+            )
+        return Kept(measure=tally.answers.measure, samples=tally.samples, share=tally.likeness)
 
-    def _doubt(self, foreign: int, accuracy: float, classes: int) -> str | None:
+    def _doubt(self, original: Tally) -> str | None:
         """Why the labels in the batches cannot be those of this model; None if they can."""
-        if foreign:
-            return f"some labels lie outside the {classes} classes of the model"
-        # A tenth of the way from guessing to perfect is too little to tell the model's labels from any others.
-        guessing = 1 / classes if self.measure == "auto" else 0.0
+        tally = original.main
+        assert tally is not None
+        accuracy = tally.accuracy or 0.0
+        guessing = 0.0
+        if isinstance(tally, ScoresTally):
+            if tally.foreign and not tally.dense:
+                return f"some labels lie outside the {tally.classes} classes of the model"
+            # A tenth of the way from guessing to perfect is too little to tell the model's labels from any others.
+            guessing = 1 / tally.classes if self.measure == "auto" else 0.0
         least = max(guessing + 0.1 * (1 - guessing) if guessing else 0.0, self.losable)
         if accuracy <= least:
             return f"the original is right on {accuracy:.1%} of the labels, no more than {least:.1%}"
         return None
 
 
-def _together(labelled: bool, *counts: int) -> tuple[Any, ...]:
-    """The counts summed over all processes under ``torchrun``, each of which has its own share of the data."""
+def _together(tallies: list[Tally]) -> list[Tally]:
+    """The counts of all processes under ``torchrun``, each of which has its own share of the data."""
     if rank_and_size()[1] == 1:
-        return (labelled, *counts)
+        return tallies
     with process_group(None):
-        notes = everyone((labelled, *counts))
-    return (all(note[0] for note in notes), *map(sum, zip(*(note[1:] for note in notes), strict=True)))
+        shares = everyone([[tally.parts, tally.samples] for tally in tallies])
+    merged = [Tally(tally.answers) for tally in tallies]
+    for share in shares:
+        for tally, (parts, samples) in zip(merged, share, strict=True):
+            other = Tally(tally.answers)
+            other.parts, other.samples = parts, samples
+            tally.merge(other)
+    return merged
 
 
 def smallest_plan(
@@ -229,7 +249,7 @@ def smallest_plan(
         "asked": drop.share,
         "measure": kept.measure,
         "kept": kept.share,
-        "original": kept.original_hits / kept.samples,
+        "original": kept.original,
         "samples": kept.samples,
         "tried": tried,
         "data": searched_on,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tensigma.linalg import output_basis, share_lost
-from tensigma.running import Batch, Listener, Probe, Progress, borrowed, safe_backward, silent
+from tensigma.running import Batch, Listener, Probe, Progress, borrowed, mapped, n_samples, safe_backward, silent, split
 from tensigma.solving import SVD_METHOD, Candidate, energy_views, means
 
 #: Small enough that a layer is disturbed and not destroyed, large enough to stand out from rounding.
@@ -68,11 +68,11 @@ def measured_effects(
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         for batch in probe.batches:
-            for inputs in batch.inputs.split(size):
+            for inputs in split(batch.inputs, size):
                 for squares in _squares(model, probe, Batch(batch.index, inputs, None), moved):
                     for name, square in squares.items():
                         sums[name] += square / _DRAWS
-                done += len(inputs)
+                done += n_samples(inputs)
                 report(EffectProgress(done=done, total=probe.samples, seconds=time.perf_counter() - start))
     effects = normalised({name: total / disturbances[name].error2 for name, total in sums.items()})
     return {layer.name: effects.get(layer.name, 1.0) for layer in layers} if effects else {}
@@ -169,9 +169,7 @@ def _listening(model: nn.Module, disturbances: Mapping[str, Disturbance]) -> Ite
 
 def _squares(model: nn.Module, probe: Probe, batch: Batch, moved: dict[str, Tensor]) -> Iterator[dict[str, float]]:
     """For each draw, the squared move of each layer, summed over samples."""
-    inputs = batch.inputs.detach().clone()
-    if inputs.is_floating_point():
-        inputs.requires_grad_()
+    inputs = mapped(batch.inputs, lambda x: x.detach().clone().requires_grad_(x.is_floating_point()))
     generator = torch.Generator().manual_seed(batch.index)
     answers = probe.answers(model, Batch(batch.index, inputs, None))
     for draw in range(_DRAWS):

@@ -20,9 +20,9 @@ from tensigma.planning.front import ParetoFront, check_reachable, compressed_ent
 from tensigma.planning.plans import Plan
 from tensigma.planning.preparation import Prepared, prepare
 from tensigma.planning.ranks import RankRule
-from tensigma.planning.recipe import Recipe, Saving, Selection, Wish
+from tensigma.planning.recipe import LayerWish, Recipe, Saving, Selection
 from tensigma.planning.weighing import Weigher, weigher_for
-from tensigma.running import Wanted, not_ended, reporter, weights_digest
+from tensigma.running import Key, Wanted, Wish, not_ended, reporter, weights_digest
 from tensigma.solving import Candidate, Method, Solutions, calls_of, choices_of, compressed_copy, method_of
 
 Draft = DenseEntry | CompressedEntry | Candidate
@@ -43,8 +43,9 @@ def plan(
     options: Mapping[str, Any] | None = None,
     saving: Saving | None = None,
     weights: Mapping[str, float] | Literal["auto"] | None = "auto",
+    answers: Wish = None,
     data: Any = None,
-    input: str | int | None = None,
+    input: Key = None,
     check: bool = True,
     progress: Wanted = False,
 ) -> Plan:
@@ -53,7 +54,7 @@ def plan(
     Args:
         model: Any module. It is not changed; with ``data``, copies of it may be compressed for trials.
         stats: Statistics from :func:`tensigma.calibrate`; not needed for ``norm="frobenius"``.
-        recipe: Everything below, up to ``weights``, in one object; :class:`~tensigma.Recipe` describes each.
+        recipe: Everything below, up to ``answers``, in one object; :class:`~tensigma.Recipe` describes each.
         budget: One number for the whole model: ``Params(share)``, ``Macs(share)`` or ``Latency(share)`` may remain, or
             ``Drop(share)`` of its answers may be lost.
         ranks: Instead of a budget, a rule: ``VBMF(alpha)``, ``SigmaVBMF(alpha)``, ``Energy(share)`` or
@@ -88,6 +89,7 @@ def plan(
         "options": options or {},
         "saving": saving,
         "weights": weights,
+        "answers": answers,
     }
     recipe = merged_recipe(recipe, keywords)
     data = not_ended(data, "data")
@@ -124,7 +126,7 @@ def plan_prepared(
     recipe: Recipe,
     prepared: Prepared,
     *,
-    input: str | int | None = None,
+    input: Key = None,
     progress: Wanted = False,
     solutions: Solutions | None = None,
     workers: int | None = None,
@@ -149,7 +151,7 @@ def _plan_prepared(
     recipe: Recipe,
     prepared: Prepared,
     *,
-    input: str | int | None,
+    input: Key,
     progress: Wanted,
     solutions: Solutions | None,
     workers: int | None,
@@ -180,12 +182,21 @@ def _plan_prepared(
             return None
         candidates = [draft for draft in drafts if isinstance(draft, Candidate)]
         data = prepared.trial_data
-        return weigher_for(model, candidates, data, build_roughly, trials=trials, input=input, report=report)
+        return weigher_for(
+            model,
+            candidates,
+            data,
+            build_roughly,
+            trials=trials,
+            input=input,
+            answers=recipe.answers,
+            report=report,
+        )
 
     weighted_front = front.weighted(recipe.weights if isinstance(recipe.weights, Mapping) else {})
     if isinstance(recipe.budget, Drop):
         drop, data = recipe.budget, prepared.trial_data
-        judge = Judge(model, data, measure=drop.measure, losable=drop.share, input=input)
+        judge = Judge(model, data, measure=drop.measure, losable=drop.share, input=input, answers=recipe.answers)
         weigher = make_weigher(trials=False)
         searched = weighted_front if weigher is None else weigher.weighted(front)
         name = getattr(data, "name", None)
@@ -218,7 +229,7 @@ def _drafts(model: nn.Module, recipe: Recipe, stats: Calibration | None) -> list
     return settled
 
 
-def _draft(layer: Layer, wish: Wish, selection: Selection, stats: Calibration | None) -> DenseEntry | Candidate:
+def _draft(layer: Layer, wish: LayerWish, selection: Selection, stats: Calibration | None) -> DenseEntry | Candidate:
     """A layer that may be compressed as a candidate; any other as a dense entry with the reason."""
     geometry = layer.geometry
     if geometry is None:
@@ -232,7 +243,7 @@ def _draft(layer: Layer, wish: Wish, selection: Selection, stats: Calibration | 
         calls = calls_of(geometry, layer_stats, size)
     reason = layer.reason or selection.why_not(layer) or method.why_not(geometry, wish.norm)
     if reason is None and stats is not None and layer_stats is None:
-        reason = "calibration never reached it"
+        reason = "calibration never reached it: the model does not call it, or reads its weight directly"
     if reason is not None:
         return DenseEntry(
             name=layer.name,

@@ -16,7 +16,7 @@ from tensigma.errors import InputError
 from tensigma.layers import find_layers
 from tensigma.planning.drop import Drop
 from tensigma.planning.recipe import Recipe
-from tensigma.running import SetAside, Wanted
+from tensigma.running import Key, SetAside, Wanted
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def prepare(
     stats: Calibration | None = None,
     batches: Any = None,
     trial_data: Any = None,
-    input: str | int | None = None,
+    input: Key = None,
     progress: Wanted = False,
     check: bool = True,
     gather: Callable[..., Calibration] = calibrate,

@@ -11,6 +11,7 @@ from tensigma.errors import InputError
 from tensigma.layers import Layer, matches, select
 from tensigma.planning.budgets import Budget
 from tensigma.planning.ranks import RankRule, Ranks, check_ranks_value
+from tensigma.running import Wish
 from tensigma.solving import METHODS, Method, Norm, method_of, norm_of
 
 #: In which unit a layer must get smaller to be worth compressing.
@@ -43,9 +44,12 @@ class Recipe:
         weights: How much the loss of each layer counts when a budget is shared out. ``"auto"``, given data that can be
             read again, measures on up to 256 samples the effect of an error in each layer on the answers, tries plans
             with different powers of it as weights on up to 1,024, and takes the one whose model answers most like the
-            original; a search by ``Drop`` always takes the power ½. Answers of shape (batch, classes) are compared as
-            probabilities, others by their squared error; under ``torchrun`` layers count alike. None counts all layers
-            alike, and a dict gives weights by name, 1 for those that are not named.
+            original; a search by ``Drop`` always takes the power ½. Class scores are compared as probabilities, numbers
+            by their squared error; under ``torchrun`` layers count alike. None counts all layers alike, and a dict
+            gives weights by name, 1 for those that are not named.
+        answers: What the model answers, for weighing, for ``Drop`` and for refinement: :class:`~tensigma.Scores`,
+            :class:`~tensigma.Numbers`, :class:`~tensigma.Boxes`, a dict of these by name of the part, or a function of
+            two outputs that returns their likeness in [0, 1]. By default it is guessed.
 
     >>> from tensigma.planning import Params
     >>> Recipe(budget=Params(0.5), overrides={"fc": {"norm": "fisher"}}).fisher
@@ -62,6 +66,7 @@ class Recipe:
     options: Mapping[str, Any] = field(default_factory=dict)
     saving: Saving | None = None
     weights: Mapping[str, float] | Literal["auto"] | None = "auto"
+    answers: Wish = None
 
     def __post_init__(self) -> None:
         self._check_goal()
@@ -127,9 +132,9 @@ class Recipe:
             if name not in names:
                 raise InputError(f"weights= names {name!r}, which is no layer of the model: {', '.join(names)}")
 
-    def wish_for(self, name: str) -> Wish:
+    def wish_for(self, name: str) -> LayerWish:
         """The settings of one layer: the common ones, changed by the overrides that match."""
-        wish = Wish(self.method, norm_of(self.norm), self.ranks, self.options)
+        wish = LayerWish(self.method, norm_of(self.norm), self.ranks, self.options)
         for pattern, exception in self.overrides.items():
             if matches(name, pattern):
                 wish = replace(wish, **_parsed(pattern, exception))
@@ -137,7 +142,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Wish:
+class LayerWish:
     """The settings of one layer."""
 
     #: Kept as a name, because "auto" means several methods; or a method without a registered name.

@@ -21,6 +21,7 @@ from tensigma.layers import find_layers
 from tensigma.running import (
     Batch,
     Batches,
+    Key,
     borrowed,
     check_gradients,
     dense_scores_of,
@@ -36,7 +37,7 @@ def sensitivities(
     *,
     power: float = 0.5,
     max_samples: int = 500,
-    input: str | int | None = None,
+    input: Key = None,
     seed: int = 0,
 ) -> dict[str, float]:
     """Weights of the layers of a classifier for ``tensigma.plan(…, weights=…)``, with a geometric mean of 1.
@@ -59,9 +60,10 @@ def sensitivities(
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         for batch in Batches(batches, input=input, max_samples=max_samples):
-            if not batch.inputs.is_floating_point():
+            if not isinstance(batch.inputs, Tensor) or not batch.inputs.is_floating_point():
+                kind = getattr(batch.inputs, "dtype", type(batch.inputs).__name__)
                 raise InputError(
-                    f"batch {batch.index}: sensitivities are gradients, which inputs of {batch.inputs.dtype} do not "
+                    f"batch {batch.index}: sensitivities are gradients, which inputs of {kind} do not "
                     "have; use weights='auto' of tensigma.plan instead"
                 )
             # Outputs have gradients only if something before them requires one.

@@ -20,11 +20,13 @@ from tensigma.planning.effects import measured_effects
 from tensigma.planning.forward_effects import forward_effects, forward_samples
 from tensigma.planning.plans import Front, Plan
 from tensigma.running import (
+    Key,
     Listener,
     Probe,
     Progress,
     UnlikeAnswers,
     Wanted,
+    Wish,
     allows_gradients,
     has_gradients,
     is_one_shot,
@@ -133,7 +135,8 @@ def weigher_for(
     build: Callable[[Plan], nn.Module],
     *,
     trials: bool = True,
-    input: str | int | None = None,
+    input: Key = None,
+    answers: Wish = None,
     report: Listener = silent,
 ) -> Weigher | None:
     """Effects of ``layers``, measured on the first samples of ``data``; None if nothing can be measured.
@@ -151,7 +154,8 @@ def weigher_for(
     if not differentiable:
         n_effects, n_trials = forward_samples(layers), min(n_trials, _MOST_FORWARD_TRIALS)
     try:
-        probe = Probe(model, data, samples=n_trials if trials else n_effects, input=input)
+        samples = n_trials if trials else n_effects
+        probe = Probe(model, data, samples=samples, input=input, answers=answers)
         if probe.is_silent:
             return None
         if differentiable and not allows_gradients(model, [layer.name for layer in layers], probe.batches[0]):
@@ -163,7 +167,7 @@ def weigher_for(
         return None
     if not effects:
         return None
-    facts = {"effect_samples": part.samples, "data": getattr(data, "name", None)}
+    facts = {"effect_samples": part.samples, "data": getattr(data, "name", None), "answers": str(probe.reading)}
     if not differentiable:
         facts["by"] = "forward runs"
     return Weigher(effects, probe, build, facts=facts, report=report)

@@ -11,6 +11,20 @@ from tensigma.finetuning import FineTuning
 from tensigma.planning import weighing_in_words
 from tensigma.report import numbers
 
+_BY_LABELS = {
+    "Top-1 accuracy": "top1",
+    "Top-5 accuracy": "top5",
+    "Mean IoU": "label_iou",
+    "Average precision": "label_precision",
+}
+#: Title → figure of the comparison with the original, and what it is.
+_BY_ORIGINAL = {
+    "Agreement by position": ("position_agreement", "of positions have the class of the original"),
+    "Mean IoU": ("iou", "with the classes of the original"),
+    "Average precision": ("precision", "against the detections of the original"),
+    "Relative error": ("error", "of the numbers, by the original"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
@@ -34,10 +48,8 @@ def cards(report: Report, evaluation: Evaluation | None) -> list[Card]:
     if evaluation is None:
         return headline
     first = evaluation.original
-    for name, old, new in (
-        ("Top-1 accuracy", None if first is None else first.top1, evaluation.top1),
-        ("Top-5 accuracy", None if first is None else first.top5, evaluation.top5),
-    ):
+    for name, key in _BY_LABELS.items():
+        old, new = getattr(first, key, None), getattr(evaluation, key)
         if new is not None:
             step = "" if old is None else f"{100 * (new - old):+.2f} points"
             headline.append(Card(name=name, before=numbers.percent(old), after=numbers.percent(new), change=step))
@@ -45,6 +57,10 @@ def cards(report: Report, evaluation: Evaluation | None) -> list[Card]:
         certified = certificate(report, evaluation)
         words = "of answers match the original" if certified is None else _promise(certified)
         headline.append(Card(name="Agreement", before="", after=numbers.percent(evaluation.agreement), change=words))
+    for name, (key, words) in _BY_ORIGINAL.items():
+        share = getattr(evaluation, key)
+        if share is not None:
+            headline.append(Card(name=name, before="", after=numbers.percent(share), change=words))
     if evaluation.latency is not None:
         old_time = None if first is None else first.latency
         ratio = ", ".join(filter(None, [numbers.speed(evaluation.speedup), "one thread"]))
@@ -94,6 +110,7 @@ def facts(report: Report, evaluation: Evaluation | None) -> list[tuple[str, str]
         ("Searched with", notes.get("searched_on")),
         ("Evaluated on", notes.get("evaluated_on")),
         ("Evaluation samples", None if evaluation is None else numbers.number(evaluation.samples)),
+        ("Compared", None if evaluation is None else evaluation.answers),
         ("Certificate", None if certified is None else _certificate(certified)),
         ("Norm", ", ".join(norms)),
         ("Budget shared out", weighing_in_words(notes["weighing"]) if notes.get("weighing") else None),

@@ -1,9 +1,10 @@
 """A model over data: batches, borrowing a model, answers, hold-outs, progress, processes, digests and timing."""
 
-from tensigma.running.answers import dense_scores_of, drawn_labels, floats_of, leaves, scores_of
+from tensigma.running.answers import Answers, UnknownAnswers, UnlikeAnswers, Wish, first_answers
 from tensigma.running.batches import (
     Batch,
     Batches,
+    Key,
     class_labels,
     count_batches,
     input_of,
@@ -18,38 +19,59 @@ from tensigma.running.copying import copied
 from tensigma.running.digests import Digest, content_digest, content_digests, tensors_of, weights_digest
 from tensigma.running.gradients import check_gradients, has_gradients
 from tensigma.running.halting import OutOfOrder, halted_passes, live_bytes
+from tensigma.running.heads import raw_outputs
 from tensigma.running.holdout import Pair, Pairs, SetAside, hold_out, mixed
+from tensigma.running.inputs import Inputs, Several, call, mapped, moved, n_samples, split, taken, tensors_in
+from tensigma.running.kinds import Boxes, Kind, Numbers, Scores, Smooth
 from tensigma.running.onednn import safe_backward, safe_layout
-from tensigma.running.probe import Probe, UnlikeAnswers
+from tensigma.running.outputs import dense_scores_of, drawn_labels, leaves
+from tensigma.running.precision import Detections, average_precision
+from tensigma.running.probe import Probe
 from tensigma.running.processes import check_together, common_device, everyone, process_group, rank_and_size, shard
 from tensigma.running.progress import Listener, Progress, Wanted, WeightedProgress, reporter, samples_per_second, silent
-from tensigma.running.tallies import Tally, alike, answered, right
+from tensigma.running.scores_tally import ScoresTally, alike, answered, right
+from tensigma.running.tallies import Tally
 from tensigma.running.thread_count import threads
 from tensigma.running.timetable import TimeTable
 from tensigma.running.timing import RUNTIMES, Chain, processor_clock, runtime_facts, runtime_of
 
 __all__ = [
     "RUNTIMES",
+    "Answers",
     "Batch",
     "Batches",
+    "Boxes",
     "Chain",
+    "Detections",
     "Digest",
+    "Inputs",
+    "Key",
+    "Kind",
     "Listener",
+    "Numbers",
     "OutOfOrder",
     "Pair",
     "Pairs",
     "Probe",
     "Progress",
+    "Scores",
+    "ScoresTally",
     "SetAside",
+    "Several",
+    "Smooth",
     "Tally",
     "TimeTable",
+    "UnknownAnswers",
     "UnlikeAnswers",
     "Wanted",
     "WeightedProgress",
+    "Wish",
     "alike",
     "allows_gradients",
     "answered",
+    "average_precision",
     "borrowed",
+    "call",
     "check_gradients",
     "check_together",
     "class_labels",
@@ -62,7 +84,7 @@ __all__ = [
     "device_of",
     "drawn_labels",
     "everyone",
-    "floats_of",
+    "first_answers",
     "halted_passes",
     "has_gradients",
     "hold_out",
@@ -73,11 +95,15 @@ __all__ = [
     "kept_rng",
     "leaves",
     "live_bytes",
+    "mapped",
     "mixed",
+    "moved",
+    "n_samples",
     "not_ended",
     "process_group",
     "processor_clock",
     "rank_and_size",
+    "raw_outputs",
     "reporter",
     "right",
     "run",
@@ -86,11 +112,13 @@ __all__ = [
     "safe_backward",
     "safe_layout",
     "samples_per_second",
-    "scores_of",
     "seed_all",
     "shard",
     "silent",
+    "split",
+    "taken",
     "target_labels",
+    "tensors_in",
     "tensors_of",
     "threads",
     "weights_digest",

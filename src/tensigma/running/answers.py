@@ -1,92 +1,205 @@
-"""Reading the output of a model: its tensors, and the class scores among them."""
+"""The answer of a model: which of its parts are compared, and as what."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tensigma.errors import InputError
+from tensigma.running.batches import Batch
+from tensigma.running.borrowing import run
+from tensigma.running.guessing import boxes_in, first_path, floats_in, guess
+from tensigma.running.heads import Head, last_layers, raw_outputs, watched
+from tensigma.running.inputs import mapped
+from tensigma.running.kinds import Boxes, Kind, Likened, LikenessFunction, Numbers, Scores, Smooth
+from tensigma.running.outputs import items_of, leaves
+
+#: What a caller may say about the answers of a model: one kind for all, a kind by path (None: not compared), a function
+#: of two outputs, or None to have them guessed.
+Wish = Kind | Mapping[str, Kind | None] | LikenessFunction | None
 
 
-def leaves(output: Any) -> dict[str, Tensor]:
-    """All tensors in the output of a model, in order, by their path.
+class UnlikeAnswers(Exception):
+    """Answers that cannot be compared, because their number or their shapes differ from the original's."""
 
-    >>> list(leaves({"a": torch.ones(1), "b": (torch.ones(1), [torch.ones(1)])})), list(leaves(torch.ones(1)))
-    (['a', 'b.0', 'b.1.0'], [''])
+
+class UnknownAnswers(InputError):
+    """What the numbers of an answer mean cannot be told from their shape."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of an answer: where it is, what it means, and what it is in words."""
+
+    path: str
+    kind: Kind
+    words: str
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How the answers of one model are read and compared. The first part gives the main figures.
+
+    ``str(answers)`` says what was guessed or set.
     """
-    return {".".join(map(str, path)): tensor for path, tensor in _leaves(output, ())}
+
+    parts: tuple[Part, ...]
+    guessed: bool
+    #: Layers whose outputs stand in for parts that have no gradient, such as boxes.
+    raw: tuple[str, ...] = ()
+    #: Parts that have a distance with a gradient.
+    smooth: tuple[Part, ...] = ()
+
+    def __str__(self) -> str:
+        named = len(self.parts) > 1 or any(part.path for part in self.parts)
+        texts = [f"{part.path or 'output'}: {part.words}" if named else part.words for part in self.parts]
+        return "; ".join(texts) + (" (guessed; answers= sets it)" if self.guessed else "")
+
+    @property
+    def measure(self) -> str:
+        """The name of the main figure."""
+        return self.parts[0].kind.measure if self.parts else "likeness"
+
+    def read(self, output: Any) -> list[Any]:
+        """The parts of an output that are compared, in order."""
+        return [_at(output, part) for part in self.parts]
+
+    def run(self, model: nn.Module, batch: Batch) -> tuple[Any, list[Tensor]]:
+        """The output of ``model`` for ``batch``, and the tensors that have a distance with a gradient.
+
+        These are the parts that are scores or numbers, and in place of boxes the raw outputs they are computed from.
+        """
+        with raw_outputs(model, self.raw) as raw:
+            output = run(model, batch)
+        parts = [_at(output, part) for part in self.smooth]
+        # The second stage of a detector has a row for each candidate, and no two models have the same candidates.
+        rows = [tensor for name in self.raw for tensor in raw[name] if len(tensor) == len(batch)]
+        return output, [*parts, *rows]
+
+    def kinds(self, n_tensors: int) -> list[Smooth]:
+        """The kind of each of the tensors that :meth:`run` gives."""
+        kinds = [part.kind for part in self.smooth if isinstance(part.kind, Smooth)]
+        return [*kinds, *[Numbers()] * (n_tensors - len(kinds))]
 
 
-def _leaves(output: Any, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], Tensor]]:
-    if isinstance(output, Tensor):
-        return [(path, output)]
-    items: Any = ()
-    if isinstance(output, Mapping):
-        items = output.items()
-    elif isinstance(output, tuple | list):
-        items = enumerate(output)
-    return [leaf for key, item in items for leaf in _leaves(item, (*path, key))]
+def first_answers(model: nn.Module, batch: Batch, wish: Wish = None, *, ask: bool = True) -> tuple[Any, Answers]:
+    """The output of ``model`` for its first batch, and how its answers are read.
 
+    Without a ``wish`` the meaning of each tensor is guessed. Scores are: what is called ``logits`` or ``scores``; what
+    has as many classes as the last Linear layer or convolution of one tap has outputs, unless a normalisation layer
+    follows it, rows have length 1, or the answer has the shape of the input; rows that are probabilities; and answers
+    to a batch whose labels are class numbers. Dicts with ``boxes`` and ``scores`` are boxes. All others are numbers,
+    except that a two-dimensional answer that might be an embedding or scores is asked for, with ``ask``, if no other
+    part is clear.
 
-def floats_of(output: Any) -> list[Tensor]:
-    """All tensors of real numbers in the output of a model, in order.
-
-    >>> [tensor.tolist() for tensor in floats_of({"a": torch.ones(1), "b": (torch.ones(1).long(), [torch.zeros(1)])})]
-    [[1.0], [0.0]]
+    >>> _, answers = first_answers(nn.Linear(3, 4), Batch(0, torch.ones(2, 3), None))
+    >>> print(answers)
+    scores of 4 classes along axis 1 (guessed; answers= sets it)
+    >>> first_answers(nn.LayerNorm(4), Batch(0, torch.randn(2, 4), None))
+    Traceback (most recent call last):
+    ...
+    tensigma.running.answers.UnknownAnswers: each answer is 4 numbers, which may be class scores or an embedding; say \
+which with answers=, Scores() or Numbers()
     """
-    if not isinstance(output, Tensor | Mapping | tuple | list):
-        # Some libraries return their own objects, with the scores in this attribute.
-        output = getattr(output, "logits", None)
-    return [tensor for tensor in leaves(output).values() if tensor.is_floating_point()]
+    with watched(model) as head:
+        output = run(model, batch)
+    parts = _guessed(output, batch, head, ask=ask) if wish is None else _wished(output, wish, batch, head)
+    # A function of two outputs has no gradient that could be relied on.
+    close = _guessed(output, batch, head, ask=False) if parts and isinstance(parts[0].kind, Likened) else parts
+    smooth = tuple(part for part in close if isinstance(part.kind, Smooth))
+    answers = Answers(parts, guessed=wish is None, smooth=smooth)
+    return output, answers if len(smooth) == len(close) else replace(answers, raw=_raw(model, batch))
 
 
-def scores_of(output: Any, index: int = 0) -> Tensor:
-    """The class scores, (batch, classes), in the output of a classifier for batch ``index``.
+def _raw(model: nn.Module, batch: Batch) -> tuple[str, ...]:
+    # Inference tensors cannot be recorded; their copies can.
+    with torch.inference_mode(False):
+        copied = Batch(batch.index, mapped(batch.inputs, torch.clone), None)
+        return tuple(last_layers(model, lambda: run(model, copied)))
 
-    >>> scores_of({"logits": torch.ones(2, 5), "features": torch.ones(2, 9)}).shape
-    torch.Size([2, 5])
-    """
-    scores = _scores(output)
-    if not isinstance(scores, Tensor) or scores.dim() != 2:
-        raise InputError(
-            f"batch {index}: the model must return scores of shape (batch, classes); it returned {_shape(scores)}"
+
+def _wished(output: Any, wish: Wish, batch: Batch, head: Head) -> tuple[Part, ...]:
+    if isinstance(wish, Boxes):
+        return (_part(output, (boxes_in(output, wish) or [""])[0], wish),)
+    if isinstance(wish, Numbers):
+        return tuple(_part(output, path, wish) for path in floats_in(output) or [""])
+    if isinstance(wish, Kind):
+        scores = _part(output, first_path(list(floats_in(output))), wish)
+        others = _guessed(output, batch, head, ask=False)
+        return (scores, *(part for part in others if part.path != scores.path))
+    if isinstance(wish, Mapping):
+        kinds = {str(path): kind for path, kind in wish.items() if kind is not None}
+        if kinds and all(isinstance(kind, Kind) for kind in kinds.values()):
+            return tuple(_part(output, path, kind) for path, kind in kinds.items())
+    elif callable(wish) and not isinstance(wish, type):
+        return (Part("", Likened(wish), Likened(wish).words(output)),)
+    raise InputError(
+        "{answers} takes Scores(axis), Numbers(), Boxes(…), a dict of these by name of the part, or a function of two "
+        f"outputs; got {wish!r}",
+        parameters=("answers",),
+    )
+
+
+def _guessed(output: Any, batch: Batch, head: Head, *, ask: bool) -> tuple[Part, ...]:
+    boxes = boxes_in(output, Boxes())
+    if boxes:
+        return tuple(_part(output, path, Boxes()) for path in boxes)
+    tensors = floats_in(output)
+    kinds = {path: guess(path, tensor, batch, head) for path, tensor in tensors.items()}
+    if not any(isinstance(kind, Scores) for kind in kinds.values()):
+        # Labels say that there are scores, not which of several parts they are.
+        kinds = {path: guess(path, tensor, batch, head, batch.targets) for path, tensor in tensors.items()}
+    found = [path for path, kind in kinds.items() if isinstance(kind, Scores)]
+    scores = sorted(found, key=lambda path: path != first_path(found))
+    unclear = next((path for path, kind in kinds.items() if kind is None), None)
+    if ask and not kinds:
+        raise UnknownAnswers(
+            f"the model returns a {type(output).__name__} without real numbers; say how two outputs are compared, with "
+            "{answers}, a function of both",
+            parameters=("answers",),
         )
-    return scores
-
-
-def dense_scores_of(output: Any) -> Tensor:
-    """Class scores at any number of positions, (batch, classes, …)."""
-    scores = _scores(output)
-    if not isinstance(scores, Tensor) or scores.dim() < 2:
-        raise InputError(
-            f"the model must return class scores of shape (batch, classes, …); it returned {_shape(scores)}"
+    if ask and not scores and unclear is not None:
+        raise UnknownAnswers(
+            f"each answer is {tensors[unclear].shape[1]:,} numbers, which may be class scores or an embedding; say "
+            "which with {answers}, Scores() or Numbers()",
+            parameters=("answers",),
         )
-    return scores
+    others = [path for path in kinds if path not in scores]
+    return tuple(_part(output, path, kinds[path] or Numbers()) for path in (*scores, *others))
 
 
-def _shape(output: Any) -> str:
-    return str(tuple(output.shape)) if isinstance(output, Tensor) else type(output).__name__
+def _part(output: Any, path: str, kind: Kind) -> Part:
+    leaf = _walk(output, path)
+    if leaf is None:
+        raise InputError(
+            f"{{answers}} names {path!r}, which is no part of what the model returns: {', '.join(leaves(output))}",
+            parameters=("answers",),
+        )
+    kind.check(leaf, f"the part {path!r} of the answer" if path else "the answer of the model")
+    return Part(path, kind, kind.words(leaf))
 
 
-def _scores(output: Any) -> Any:
-    """The first item of an output, or the one named logits."""
-    if isinstance(output, Mapping):
-        output = output.get("logits", next(iter(output.values()), None))
-    elif isinstance(output, tuple | list):
-        output = output[0] if output else None
-    return getattr(output, "logits", output)
+def _walk(output: Any, path: str) -> Any:
+    """The part at this path; None if there is none."""
+    if not path:
+        return output
+    for key, item in items_of(output) or ():
+        name = str(key)
+        if path == name or path.startswith(f"{name}."):
+            return _walk(item, path[len(name) + 1 :])
+    return None
 
 
-def drawn_labels(scores: Tensor, generator: torch.Generator) -> Tensor:
-    """Labels drawn from the model's own predictions, one per position of scores (batch, classes, …).
-
-    >>> drawn_labels(torch.tensor([[0.0, 100.0], [100.0, 0.0]]), torch.Generator().manual_seed(0)).tolist()
-    [1, 0]
-    """
-    last = scores.detach().movedim(1, -1)
-    probabilities = last.reshape(-1, last.shape[-1]).double().softmax(-1).cpu()
-    labels = torch.multinomial(probabilities, 1, generator=generator)
-    return labels.reshape(last.shape[:-1]).to(scores.device)
+def _at(output: Any, part: Part) -> Any:
+    """What an output has in place of this part; in training mode a model may return its scores among others."""
+    found = _walk(output, part.path)
+    if found is None or (isinstance(part.kind, Smooth) and not isinstance(found, Tensor)):
+        tensors = leaves(output)
+        if not tensors:
+            raise UnlikeAnswers(f"a {type(output).__name__} without tensors in place of {part.words}")
+        return tensors[first_path(list(tensors))]
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from tensigma.errors import InputError
+from tensigma.running.inputs import Inputs, Several, is_images, n_samples, taken, tensors_in
 
+#: Which entry or entries of a batch the model is called with.
+Key = str | int | Sequence[str | int] | None
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 
 
@@ -26,13 +29,32 @@ class Batch:
     """
 
     index: int
-    inputs: Tensor = field(repr=False)
+    #: One tensor, or a list of images or several arguments.
+    inputs: Any = field(repr=False)
     item: Any = field(repr=False)
     #: Samples in the item, if some of them were cut off.
     n_whole: int | None = None
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return n_samples(self.inputs)
+
+    @property
+    def targets(self) -> Any:
+        """What the batch holds in place of labels, in any form with one entry per input; None if there is nothing.
+
+        >>> Batch(0, torch.zeros(1, 3, 4, 4), (torch.zeros(1, 3, 4, 4), torch.ones(1, 4, 4).long())).targets.shape
+        torch.Size([1, 4, 4])
+        """
+        labels = self.labels
+        if labels is not None:
+            return labels
+        targets = _labels(self.item)
+        if isinstance(targets, np.ndarray):
+            targets = torch.from_numpy(targets)
+        n_inputs = len(self) if self.n_whole is None else self.n_whole
+        if not isinstance(targets, Tensor | list | tuple) or (isinstance(targets, Tensor) and not targets.dim()):
+            return None
+        return targets[: len(self)] if len(targets) == n_inputs else None
 
     @property
     def labels(self) -> Tensor | None:
@@ -51,7 +73,8 @@ class Batches:
 
     Args:
         source: Any iterable of tensors, tuples (the first item is the input) or dicts, or a list of such iterables.
-        input: The key or position of the model's input in a batch.
+        input: The key or position of the model's input in a batch. Several in a tuple are passed together: those at
+            positions in order, those under keys by name; ``"*"`` passes all items of a tuple, ``"**"`` all of a dict.
         max_samples: Stop after this many samples, cutting the last batch.
         name: The name of the source in messages.
         allow_empty: Accept a source without any sample instead of refusing it.
@@ -71,7 +94,7 @@ class Batches:
         self,
         source: Any,
         *,
-        input: str | int | None = None,
+        input: Key = None,
         max_samples: int | None = None,
         name: str = "batches",
         allow_empty: bool = False,
@@ -83,10 +106,10 @@ class Batches:
         samples = 0
         for index, item in enumerate(iterate(self.source)):
             whole = input_of(item, self.input, index)
-            inputs = whole if self.max_samples is None else whole[: self.max_samples - samples]
-            if len(inputs):
-                samples += len(inputs)
-                yield Batch(index, inputs, item, len(whole))
+            inputs = whole if self.max_samples is None else taken(whole, slice(self.max_samples - samples))
+            if n_samples(inputs):
+                samples += n_samples(inputs)
+                yield Batch(index, inputs, item, n_samples(whole))
             if samples == self.max_samples:
                 return
         if not samples and not self.allow_empty:
@@ -113,10 +136,23 @@ class Batches:
 
 
 def is_batch(item: Any) -> bool:
-    """Whether an item is one batch, rather than a loader of batches."""
-    if isinstance(item, Tensor | np.ndarray | Mapping):
+    """Whether an item is one batch, rather than a loader of batches.
+
+    A list of images with their targets, or a tuple that begins with a list of images, is a batch for a detector.
+
+    >>> image = torch.zeros(3, 8, 8)
+    >>> is_batch((image, image)), is_batch(([image, image],)), is_batch([[image], [{"labels": 1}]]), is_batch([[image]])
+    (True, True, True, False)
+    """
+    if isinstance(item, Tensor | np.ndarray | Mapping | Several):
         return True
-    return isinstance(item, tuple | list) and bool(item) and isinstance(item[0], Tensor | np.ndarray)
+    if not isinstance(item, tuple | list) or not item:
+        return False
+    tensors = [isinstance(part, Tensor | np.ndarray | Several) for part in item]
+    if tensors[0] or (isinstance(item, tuple) and any(tensors)):
+        return True
+    targets = item[1] if len(item) > 1 and isinstance(item[1], tuple | list) else ()
+    return is_images(item[0]) and (isinstance(item, tuple) or bool(targets and isinstance(targets[0], Mapping)))
 
 
 def iterate(batches: Any) -> Iterator[Any]:
@@ -182,33 +218,78 @@ def is_one_shot(batches: Any) -> bool:
     return isinstance(batches, Iterator) or bool(getattr(batches, "is_one_shot", False))
 
 
-def input_of(batch: Any, key: str | int | None, index: int) -> Tensor:
-    """The model input of one batch: the tensor itself, the first item of a tuple, or the entry ``key``."""
+def input_of(batch: Any, key: Key, index: int) -> Inputs:
+    """The model input of one batch: the tensor itself, the first item of a tuple, or what ``key`` names.
+
+    >>> several = input_of({"image": torch.zeros(2, 3), "mask": torch.ones(2), "id": [4, 7]}, ("image", "mask"), 0)
+    >>> list(several.kwargs), len(several)
+    (['image', 'mask'], 2)
+    """
+    if isinstance(key, tuple | list) or key in ("*", "**"):
+        return _several(batch, key, index)
     if isinstance(batch, Mapping):
         if key is None and len(batch) == 1:
             key = next(iter(batch))
         if key is None:
             raise InputError(
-                f"batch {index} is a dict; name the model input with input=, one of {sorted(map(str, batch))}"
+                f"batch {index} is a dict; name the model input with input=, one of {sorted(map(str, batch))}, or "
+                'pass all of it with input="**"'
             )
-        if key not in batch:
-            raise InputError(f"batch {index} has no entry {key!r}; it has {sorted(map(str, batch))}")
-        inputs = batch[key]
+        assert isinstance(key, str | int)
+        inputs = _entry(batch, key, index)
     elif isinstance(batch, tuple | list):
-        position = key if isinstance(key, int) else 0
-        if not -len(batch) <= position < len(batch):
-            raise InputError(f"batch {index} has {len(batch)} items, so input={position} does not exist")
-        inputs = batch[position]
+        inputs = _entry(batch, key if isinstance(key, int) else 0, index)
     else:
         inputs = batch
-    if isinstance(inputs, np.ndarray):
-        inputs = torch.from_numpy(inputs)
+    inputs = _tensors(inputs)
+    if isinstance(inputs, Several):
+        return inputs
+    if is_images(inputs):
+        return list(inputs)
     if not isinstance(inputs, Tensor):
         raise InputError(
-            f"batch {index}: the model input is a {type(inputs).__name__}; a tensor is needed (see input=)"
+            f"batch {index}: the model input is a {type(inputs).__name__}; a tensor or a list of images is needed (see "
+            "input=)"
         )
     if inputs.dim() == 0:
         raise InputError(f"batch {index}: the model input is a single number; a batch of samples is needed")
+    return inputs
+
+
+def _several(batch: Any, key: str | Sequence[str | int], index: int) -> Several:
+    """Several arguments: those under keys by name, those at positions in order."""
+    if isinstance(key, str):
+        wanted = Mapping if key == "**" else tuple | list
+        if not isinstance(batch, wanted):
+            form = "a dict" if key == "**" else "a tuple"
+            raise InputError(f"batch {index} is a {type(batch).__name__}; input={key!r} takes the items of {form}")
+        key = tuple(batch) if isinstance(batch, Mapping) else tuple(range(len(batch)))
+    if not isinstance(batch, Mapping | tuple | list):
+        raise InputError(f"batch {index} is a {type(batch).__name__}; input={key!r} names entries of a dict or tuple")
+    entries = {name: _tensors(_entry(batch, name, index)) for name in key}
+    by_name = isinstance(batch, Mapping)
+    named = {str(name): value for name, value in entries.items()} if by_name else {}
+    inputs = Several(() if by_name else tuple(entries.values()), named)
+    if not tensors_in(inputs) or not n_samples(inputs):
+        raise InputError(f"batch {index}: none of input={key!r} is a tensor with one entry a sample")
+    return inputs
+
+
+def _entry(batch: Any, key: str | int, index: int) -> Any:
+    if isinstance(batch, Mapping):
+        if key not in batch:
+            raise InputError(f"batch {index} has no entry {key!r}; it has {sorted(map(str, batch))}")
+        return batch[key]
+    if not isinstance(key, int) or not -len(batch) <= key < len(batch):
+        raise InputError(f"batch {index} has {len(batch)} items, so input={key} does not exist")
+    return batch[key]
+
+
+def _tensors(inputs: Any) -> Any:
+    if isinstance(inputs, np.ndarray):
+        return torch.from_numpy(inputs)
+    if isinstance(inputs, tuple | list) and inputs and all(isinstance(item, np.ndarray) for item in inputs):
+        return [torch.from_numpy(item) for item in inputs]
     return inputs
 
 
@@ -229,7 +310,10 @@ def class_labels(item: Any) -> Tensor | None:
     """
     labels = _labels(item)
     if labels is not None and not isinstance(labels, Tensor):
-        labels = torch.as_tensor(labels)
+        try:
+            labels = torch.as_tensor(labels)
+        except (TypeError, ValueError, RuntimeError):  # such as the boxes of a detector's targets
+            return None
     return None if labels is None or labels.dim() != 1 or labels.is_floating_point() else labels
 
 

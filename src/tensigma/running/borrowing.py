@@ -13,6 +13,7 @@ from torch import nn
 
 from tensigma.errors import InputError, TensigmaError
 from tensigma.running.batches import Batch
+from tensigma.running.inputs import call, moved, shape_of
 
 
 @contextmanager
@@ -76,14 +77,15 @@ def run(model: nn.Module, batch: Batch) -> Any:
     torch.Size([4, 2])
     """
     device = device_of(model)
-    x = batch.inputs if device is None else batch.inputs.to(device)
+    x = moved(batch.inputs, device)
     try:
-        return model(x)
+        return call(model, x)
     except TensigmaError:
         raise
     except Exception as error:
-        kind = f"shape {tuple(x.shape)}, {str(x.dtype).removeprefix('torch.')}"
-        raise InputError(f"the model rejected batch {batch.index} ({kind}): {type(error).__name__}: {error}") from error
+        raise InputError(
+            f"the model rejected batch {batch.index} ({shape_of(x)}): {type(error).__name__}: {error}"
+        ) from error
 
 
 def allows_gradients(model: nn.Module, names: Iterable[str], batch: Batch) -> bool:

@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
 from tensigma.errors import InputError
-from tensigma.running.batches import Batches, count_batches, is_one_shot, iterate
+from tensigma.running.batches import Batches, Key, count_batches, is_one_shot, iterate
 from tensigma.running.digests import Digest
+from tensigma.running.inputs import joined, n_samples, taken, tensors_in
 
-#: Inputs and labels; labels are None if there are none.
-Pair = tuple[Tensor, Tensor | None]
+#: Inputs, and labels in any form with one entry for each sample, None if there are none.
+Pair = tuple[Any, Any]
 # Of every five batches in a row the second is held out, so that two batches are enough.
 _EVERY, _WHICH = 5, 1
 
@@ -79,16 +80,16 @@ class SetAside:
 class Pairs:
     """Inputs and labels (None if there are none) of all batches, epoch after epoch."""
 
-    def __init__(self, batches: Any, key: str | int | None, name: str = "batches") -> None:
+    def __init__(self, batches: Any, key: Key, name: str = "batches") -> None:
         self._batches = Batches(batches, input=key, name=name)
         self._batches.check_rereadable("training")
 
     def __iter__(self) -> Iterator[Pair]:
         for batch in self._batches:
-            yield batch.inputs, batch.labels
+            yield batch.inputs, batch.targets
 
 
-def hold_out(batches: Any, key: str | int | None, *, share: float, seed: int) -> tuple[Iterable[Pair], Iterable[Pair]]:
+def hold_out(batches: Any, key: Key, *, share: float, seed: int) -> tuple[Iterable[Pair], Iterable[Pair]]:
     """Training and validation samples of ``batches``: of every ``1 / share`` in a row, a random one is held out.
 
     The samples of a plain DataLoader are split by their place in its data set, so that it may shuffle; those of any
@@ -121,16 +122,22 @@ def mixed(batches: Iterable[Pair], count: int, generator: torch.Generator) -> It
         return
     rest = iter(batches)
     while group := list(itertools.islice(rest, count)):
-        alike = len({(x.shape[1:], x.dtype, labels is None) for x, labels in group}) == 1
-        if not alike:
+        if len({_form(x, labels) for x, labels in group}) > 1:
             yield from group
             continue
-        sizes = [len(x) for x, _ in group]
+        sizes = [n_samples(x) for x, _ in group]
         order = torch.randperm(sum(sizes), generator=generator)
-        inputs = torch.cat([x for x, _ in group])
-        labels = None if group[0][1] is None else torch.cat([part for _, part in group if part is not None])
+        inputs = joined([x for x, _ in group])
+        labels = None if group[0][1] is None else joined([part for _, part in group])
         for chosen in order.split(sizes):
-            yield inputs[chosen.to(inputs.device)], None if labels is None else labels[chosen.to(labels.device)]
+            yield taken(inputs, chosen), None if labels is None else taken(labels, chosen)
+
+
+def _form(x: Any, labels: Any) -> Any:
+    """What inputs must have in common to be put together."""
+    single = isinstance(x, Tensor) or not isinstance(x, list)
+    shapes = [(tensor.shape[1:], tensor.dtype) for tensor in tensors_in(x)] if single else []
+    return type(x), tuple(shapes), type(labels), labels.shape[1:] if isinstance(labels, Tensor) else None
 
 
 def _positions(share: float, seed: int) -> Iterator[int]:
@@ -144,7 +151,7 @@ def _positions(share: float, seed: int) -> Iterator[int]:
 class _Split:
     """Samples split by their place in the pass."""
 
-    def __init__(self, batches: Any, key: str | int | None, share: float, seed: int) -> None:
+    def __init__(self, batches: Any, key: Key, share: float, seed: int) -> None:
         self._pairs, self._share, self._seed = Pairs(batches, key), share, seed
         self._seen: str | None = None
 
@@ -153,16 +160,18 @@ class _Split:
         next_held, n_read = next(positions), 0
         digest = Digest()
         for x, labels in self._pairs:
-            mask = torch.zeros(len(x), dtype=torch.bool)
-            while next_held < n_read + len(x):
+            size = n_samples(x)
+            mask = torch.zeros(size, dtype=torch.bool)
+            while next_held < n_read + size:
                 mask[next_held - n_read] = True
                 next_held = next(positions)
-            n_read += len(x)
+            n_read += size
             if mask.any():
-                digest.add(x[mask.to(x.device)])
+                for tensor in tensors_in(taken(x, mask)):
+                    digest.add(tensor)
             chosen = mask if held else ~mask
             if chosen.any():
-                yield x[chosen.to(x.device)], None if labels is None else labels[chosen.to(labels.device)]
+                yield taken(x, chosen), None if labels is None else taken(labels, chosen)
         # Without this check, a source that shuffles would train on validation samples.
         if self._seen not in (None, digest.text):
             raise InputError(

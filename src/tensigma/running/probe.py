@@ -11,17 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tensigma.running.answers import floats_of
-from tensigma.running.batches import Batch, Batches
-from tensigma.running.borrowing import borrowed, kept_rng, run
-from tensigma.running.tallies import answered
+from tensigma.running.answers import Answers, UnlikeAnswers, Wish, first_answers
+from tensigma.running.batches import Batch, Batches, Key
+from tensigma.running.borrowing import borrowed, kept_rng
+from tensigma.running.inputs import mapped, split, taken, tensors_in
+from tensigma.running.kinds import Smooth
 
 # The most samples in a piece, and the most bytes of all samples and answers.
 _PIECE, _BYTES = 64, 256 * 2**20
-
-
-class UnlikeAnswers(Exception):
-    """Answers that cannot be compared, because their number or their shapes differ from the original's."""
+#: Samples on which the meaning of answers is guessed.
+_FIRST = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,13 +32,14 @@ class _Piece:
 
     @property
     def n_bytes(self) -> int:
-        return self.batch.inputs.nbytes + sum(tensor.nbytes for tensor in self.answers)
+        return sum(tensor.nbytes for tensor in (*tensors_in(self.batch.inputs), *self.answers))
 
 
 class Probe:
     """The first ``samples`` samples of ``batches``, in memory, with the answers of ``original``. No labels.
 
-    There are fewer if the batches hold fewer, or if samples and answers would take more than 256 MiB.
+    There are fewer if the batches hold fewer, or if samples and answers would take more than 256 MiB. ``answers`` says
+    what the answers are; without it they are guessed, and what is unclear is compared as numbers.
 
     >>> model = nn.Linear(3, 4)
     >>> probe = Probe(model, [torch.randn(8, 3)], samples=5)
@@ -47,22 +47,30 @@ class Probe:
     (5, True, True)
     """
 
-    def __init__(self, original: nn.Module, batches: Any, *, samples: int, input: str | int | None = None) -> None:
+    def __init__(
+        self, original: nn.Module, batches: Any, *, samples: int, input: Key = None, answers: Wish = None
+    ) -> None:
         self._pieces: list[_Piece] = []
+        self._wish = answers
+        #: How answers are read; None before the first.
+        self.reading: Answers | None = None
         # A loader that shuffles draws from the global generator.
         with kept_rng(), borrowed(original), torch.no_grad():
             self._read(original, batches, samples, input)
         #: The variance of each answer over all samples.
         self._variances = _variances([piece.answers for piece in self._pieces])
 
-    def _read(self, original: nn.Module, batches: Any, samples: int, key: str | int | None) -> None:
+    def _read(self, original: nn.Module, batches: Any, samples: int, key: Key) -> None:
         n_bytes = 0
         # A stream that has ended gives nothing; its probe is silent.
         for batch in Batches(batches, input=key, max_samples=samples, name="data", allow_empty=True):
-            for inputs in batch.inputs.split(_PIECE):
+            if self.reading is None:
+                few = Batch(batch.index, taken(batch.inputs, slice(_FIRST)), None)
+                _, self.reading = first_answers(original, few, self._wish, ask=False)
+            for inputs in split(batch.inputs, _PIECE):
                 # Copies, so that the rest of a large batch need not be kept.
-                part = Batch(batch.index, inputs.clone(), None)
-                piece = _Piece(part, _answers(original, part))
+                part = Batch(batch.index, mapped(inputs, torch.clone), None)
+                piece = _Piece(part, [tensor.cpu() for tensor in self.answers(original, part)])
                 n_bytes += piece.n_bytes
                 if self._pieces and n_bytes > _BYTES:
                     return
@@ -99,7 +107,12 @@ class Probe:
 
     def answers(self, model: nn.Module, batch: Batch) -> list[Tensor]:
         """The answers of ``model`` to ``batch``: tensors of real numbers, in order."""
-        return floats_of(run(model, batch))
+        assert self.reading is not None
+        return self.reading.run(model, batch)[1]
+
+    def _kinds(self, answers: Sequence[Tensor]) -> list[Smooth]:
+        assert self.reading is not None
+        return self.reading.kinds(len(answers))
 
     def mixture(self, answers: Sequence[Tensor], generator: torch.Generator) -> Tensor:
         """A random mixture of answers, summed over samples, that tells how :meth:`divergence` reacts to changes.
@@ -112,62 +125,29 @@ class Probe:
         torch.Size([])
         """
         parts = []
-        for answer, variance in zip(answers, self._variances, strict=True):
+        for answer, kind, variance in zip(answers, self._kinds(answers), self._variances, strict=True):
             signs = (torch.randint(0, 2, answer.shape, generator=generator) * 2 - 1).to(answer)
-            if _are_scores(answer):
-                # ½ (diag p − p pᵀ) is the curvature of the divergence of probabilities, and this its root.
-                root = answer.detach().softmax(1).sqrt()
-                signs = root * (signs - root * (root * signs).sum(1, keepdim=True)) / 2**0.5
-            else:
-                signs = signs / (variance * answer[0].numel()) ** 0.5
-            parts.append((signs.nan_to_num() * answer).sum())
+            parts.append((kind.root(answer.detach(), signs, variance).nan_to_num() * answer).sum())
         return torch.stack(parts).sum()
 
     def divergence(self, model: nn.Module) -> float:
         """The mean divergence over samples; infinite if it is not a finite number.
 
-        For answers of shape (batch, classes), taken as scores, it is the Kullback–Leibler divergence of the
-        probabilities; for all others, the squared error relative to their variance. Answers of the original that are
-        not finite are left out.
+        For class scores it is the Kullback–Leibler divergence of the probabilities, for numbers the squared error
+        relative to their variance; for boxes, that of the raw outputs that they are computed from. Answers of the
+        original that are not finite are left out.
         """
         total = 0.0
         with borrowed(model), torch.no_grad():
             for piece in self._pieces:
-                answers = _answers(model, piece.batch)
+                answers = [tensor.cpu() for tensor in self.answers(model, piece.batch)]
                 shapes, original_shapes = ([tensor.shape for tensor in side] for side in (answers, piece.answers))
                 if shapes != original_shapes:
                     raise UnlikeAnswers(f"{[*map(tuple, shapes)]} in place of {[*map(tuple, original_shapes)]}")
-                for answer, original, variance in zip(answers, piece.answers, self._variances, strict=True):
-                    if _are_scores(original):
-                        total += _score_distance(answer, original)
-                    else:
-                        total += _distance(answer, original, variance) * len(piece.batch)
+                kinds = zip(self._kinds(answers), answers, piece.answers, self._variances, strict=True)
+                for kind, answer, original, variance in kinds:
+                    total += kind.distance(answer.double(), original.double(), variance).item() * len(piece.batch)
         return total / self.samples if math.isfinite(total) else math.inf
-
-
-def _answers(model: nn.Module, batch: Batch) -> list[Tensor]:
-    return [tensor.cpu() for tensor in floats_of(run(model, batch))]
-
-
-def _are_scores(answer: Tensor) -> bool:
-    return answer.dim() == 2 and answer.shape[1] > 1
-
-
-def _score_distance(answer: Tensor, original: Tensor) -> float:
-    """The divergence of class probabilities, summed over the samples that the original answers."""
-    rows = answered(original)
-    log_q, log_p = (scores[rows].double().log_softmax(1) for scores in (answer, original))
-    p = log_p.exp()
-    # A class that the original rules out adds nothing.
-    return torch.where(p > 0, p * (log_p - log_q), 0.0).sum().item()
-
-
-def _distance(answer: Tensor, original: Tensor, variance: float) -> float:
-    """The mean squared error relative to the variance."""
-    finite = original.isfinite()
-    if not finite.any():
-        return 0.0
-    return ((answer - original).double()[finite].square().mean() / variance).item()
 
 
 def _variances(pieces: list[list[Tensor]]) -> list[float]:

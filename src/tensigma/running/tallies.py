@@ -1,81 +1,69 @@
-"""Counting right answers and answers like another model's."""
+"""Counting right answers and answers like another model's, part by part."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-
-def answered(scores: Tensor) -> Tensor:
-    """Which rows of scores are an answer: the largest score is finite. Others may be −∞, as in masks.
-
-    >>> import torch
-    >>> answered(torch.tensor([[1.0, -torch.inf], [torch.nan, 2.0], [torch.inf, 0.0]])).tolist()
-    [True, False, False]
-    """
-    return scores.amax(1).isfinite()
-
-
-def right(scores: Tensor, labels: Tensor) -> Tensor:
-    """On which samples the largest score is that of the label.
-
-    >>> import torch
-    >>> right(torch.tensor([[1.0, 0.0], [0.0, 1.0], [torch.nan, 1.0]]), torch.tensor([0, 0, 1])).tolist()
-    [True, False, False]
-    """
-    return answered(scores) & (scores.argmax(1) == labels.to(scores.device))
-
-
-def alike(scores: Tensor, others: Tensor) -> Tensor:
-    """On which samples two models answer the same class.
-
-    >>> import torch
-    >>> alike(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[3.0, 2.0], [3.0, 2.0]])).tolist()
-    [True, False]
-    """
-    return right(scores, others.argmax(1)) & answered(others).to(scores.device)
+from tensigma.errors import InputError
+from tensigma.running.answers import Answers
+from tensigma.running.part_tallies import LikenedTally, NumbersTally, tally_of
+from tensigma.running.part_tally import PartTally
 
 
 class Tally:
-    """Counts of one model over batches. A row of scores without a finite maximum is neither right nor like another."""
+    """All parts of the answers of one model, over batches; the first part gives the main figures."""
 
-    def __init__(self) -> None:
-        self.samples = self.hits = self.hits5 = self.agreed = self.unanswered = self.classes = 0
-        #: Labels outside the classes of the model.
-        self.foreign = 0
-        #: Whether every batch had labels, and every one more than five classes.
-        self.labelled = self.many = True
-        self.compared = False
-
-    def add(self, scores: Tensor, labels: Tensor | None = None, reference: Tensor | None = None) -> None:
-        """Count a batch; ``reference`` holds the scores of the model that answers are compared with."""
-        self.samples += len(scores)
-        self.classes = scores.shape[1]
-        self.unanswered += int((~answered(scores)).sum())
-        self.many = self.many and self.classes > 5
-        if labels is None:
-            self.labelled = False
-        else:
-            target = labels.to(scores.device)
-            self.hits += int(right(scores, target).sum())
-            self.foreign += int(((target < 0) | (target >= self.classes)).sum())
-            if self.many:
-                in_top5 = (scores.topk(5, 1).indices == target[:, None]).any(1)
-                self.hits5 += int((in_top5 & answered(scores)).sum())
-        if reference is not None:
-            self.compared = True
-            self.agreed += int(alike(scores, reference).sum())
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+        self.parts = [tally_of(part.kind) for part in answers.parts]
+        self.samples = 0
 
     @property
-    def top1(self) -> float | None:
-        """The share of labels hit; None without labels in every batch."""
-        return self.hits / self.samples if self.labelled else None
+    def main(self) -> PartTally | None:
+        """The first part; None if nothing is compared."""
+        return self.parts[0] if self.parts else None
+
+    def add(self, output: Any, n_samples: int, labels: Any = None, reference: Any = None) -> None:
+        """Count a batch; ``reference`` is the output of the model that answers are compared with."""
+        self.samples += n_samples
+        own = self.answers.read(output)
+        others = [None] * len(own) if reference is None else self.answers.read(reference)
+        for one, other in zip(own, others, strict=True):
+            if isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape != other.shape:
+                raise InputError(
+                    f"the model answers with shape {tuple(one.shape)} and the original with {tuple(other.shape)}; only "
+                    "answers of the same shape can be compared"
+                )
+        for part, answer, other in zip(self.parts, own, others, strict=True):
+            if isinstance(part, LikenedTally):
+                part.add(answer, None, other, n_samples)
+            else:
+                part.add(answer, labels if part is self.main else None, other)
+
+    def merge(self, other: Tally) -> None:
+        """Add what another process has counted."""
+        self.samples += other.samples
+        for part, another in zip(self.parts, other.parts, strict=True):
+            part.merge(another)
 
     @property
-    def top5(self) -> float | None:
-        """The share of labels among the first five; None if there are no more classes than that."""
-        return self.hits5 / self.samples if self.labelled and self.many else None
+    def likeness(self) -> float | None:
+        """How much the answers are like those of the reference, between 0 and 1; of several numbers, the worst."""
+        if self.main is None:
+            return None
+        rest = [part for part in self.parts if isinstance(part, NumbersTally)]
+        shares = [part.likeness for part in (rest if isinstance(self.main, NumbersTally) else [self.main])]
+        return min((share for share in shares if share is not None), default=None)
 
     @property
-    def agreement(self) -> float | None:
-        """The share of samples answered like the reference; None without one."""
-        return self.agreed / self.samples if self.compared else None
+    def figures(self) -> dict[str, float | None]:
+        """The figures of the first part, and the largest relative error if there are only numbers."""
+        if self.main is None:
+            return {}
+        figures = {**self.main.figures, "likeness": self.likeness}
+        if isinstance(self.main, NumbersTally):
+            errors = [part.error for part in self.parts if isinstance(part, NumbersTally) and part.error is not None]
+            figures["error"] = max(errors, default=None)
+        return figures

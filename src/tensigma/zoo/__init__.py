@@ -5,12 +5,14 @@ from tensigma.zoo.data import load_data
 from tensigma.zoo.models import load_model
 from tensigma.zoo.overlap import may_share
 from tensigma.zoo.spec import Spec
+from tensigma.zoo.torchvision_operators import import_torchvision
 from tensigma.zoo.weights import load_weights_, read_weights
 
 __all__ = [
     "Data",
     "FactoryData",
     "Spec",
+    "import_torchvision",
     "load_data",
     "load_model",
     "load_weights_",

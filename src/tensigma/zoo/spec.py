@@ -9,11 +9,13 @@ import importlib.util
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from importlib.abc import Loader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tensigma.errors import InputError, MissingExtra
+from tensigma.zoo.torchvision_operators import import_torchvision, lacks_operators
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,8 @@ def require(package: str, extra: str, wanted_for: str) -> ModuleType:
     # Only some builds of torch and torchvision fit together, and pip alone does not know which.
     install = f"pip install {'-c constraints.txt ' if extra == 'vision' else ''}'tensigma[{extra}]'"
     try:
+        if package in ("torchvision", "timm"):  # timm imports torchvision
+            import_torchvision()
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise MissingExtra(f"{wanted_for} needs {package}, which is not installed; run: {install}") from error
@@ -148,6 +152,17 @@ def require(package: str, extra: str, wanted_for: str) -> ModuleType:
             f"{wanted_for} needs {package}, which is installed but cannot be imported ({error}); "
             f"install builds that belong together: {install}"
         ) from error
+
+
+def _execute(loader: Loader, module: ModuleType) -> None:
+    """Execute a file, once more if torchvision could be imported only with stand-ins for its operators."""
+    try:
+        loader.exec_module(module)
+    except RuntimeError as error:
+        if not lacks_operators(error):
+            raise
+        import_torchvision()
+        loader.exec_module(module)
 
 
 def call_factory(spec: Spec, **options: Any) -> Any:
@@ -165,7 +180,7 @@ def call_factory(spec: Spec, **options: Any) -> Any:
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
     try:
-        module_spec.loader.exec_module(module)
+        _execute(module_spec.loader, module)
         factory = getattr(module, name, None)
         if not callable(factory):
             if not _functions(path):

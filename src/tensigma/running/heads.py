@@ -1,0 +1,128 @@
+"""Watching a forward pass: the layer that an answer comes from, and the raw outputs behind boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tensigma.layers import TARGETS
+
+
+@dataclass
+class Head:
+    """The last Linear layer or convolution that a forward pass called."""
+
+    #: Its number of outputs; 0 if there was none.
+    width: int = 0
+    linear: bool = False
+    #: Whether it has a kernel of one tap, as Linear layers do.
+    pointwise: bool = False
+    #: Whether a normalisation layer was called after it.
+    normalised: bool = False
+
+    def gives(self, width: int) -> bool:
+        """Whether scores of ``width`` classes can be what this layer computes."""
+        return self.width == width and self.pointwise and not self.normalised
+
+
+@contextmanager
+def watched(model: nn.Module) -> Iterator[Head]:
+    """The head of the forward pass inside the block.
+
+    >>> with watched(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3))) as head:
+    ...     _ = nn.Identity()
+    >>> head.width
+    0
+    """
+    head = Head()
+
+    def layer(module: nn.Module, args: Any, output: Any) -> None:
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        head.linear, head.normalised = isinstance(module, nn.Linear), False
+        head.width = int(getattr(module, "out_features", 0) or getattr(module, "out_channels", 0))
+        head.pointwise = weight[0, 0].numel() == 1
+
+    def norm(module: nn.Module, args: Any, output: Any) -> None:
+        head.normalised = True
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, TARGETS):
+                stack.callback(module.register_forward_hook(layer).remove)
+            elif "norm" in type(module).__name__.lower() and not any(module.children()):
+                stack.callback(module.register_forward_hook(norm).remove)
+        yield head
+
+
+def last_layers(model: nn.Module, run: Callable[[], Any]) -> list[str]:
+    """The layers of the model after which no other layer comes: what they compute are its raw outputs.
+
+    ``run`` calls the model, once. Boxes are computed from such outputs in ways that have no gradient, such as sorting.
+
+    >>> model = nn.ModuleDict({"body": nn.Linear(4, 4), "boxes": nn.Linear(4, 8), "classes": nn.Linear(4, 3)})
+    >>> def run():
+    ...     features = model["body"](torch.ones(1, 4)).relu()
+    ...     return model["boxes"](features), model["classes"](features)
+    >>> last_layers(model, run)
+    ['boxes', 'classes']
+    """
+    inputs: list[Any] = []
+    outputs: dict[Any, str] = {}
+    names: dict[nn.Module, str] = {}
+    names.update((module, name) for name, module in model.named_modules() if isinstance(module, TARGETS))
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else kwargs.get("input")
+        inputs.append(getattr(x, "grad_fn", None))
+
+    def after(module: nn.Module, args: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor):
+            return None
+        # Without a node of its own the layer could not be found again, as where its weights are frozen.
+        tracked = output.clone() if output.requires_grad else output.detach().requires_grad_().clone()
+        outputs[tracked.grad_fn] = names[module]
+        return tracked
+
+    with ExitStack() as stack, torch.enable_grad():
+        for module in names:
+            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(after).remove)
+        run()
+    seen: set[Any] = set()
+    followed: set[Any] = set()
+    pending = [node for node in inputs if node is not None]
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in outputs:
+            followed.add(node)
+        else:
+            pending += [earlier for earlier, _ in node.next_functions if earlier is not None]
+    inner = {outputs[node] for node in followed}
+    return [name for name in dict.fromkeys(outputs.values()) if name not in inner]
+
+
+@contextmanager
+def raw_outputs(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, list[Tensor]]]:
+    """What the modules of these names return in calls inside the block, if it is tensors of real numbers."""
+    outputs: dict[str, list[Tensor]] = {name: [] for name in names}
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and output.is_floating_point():
+                outputs[name].append(output)
+
+        return hook
+
+    with ExitStack() as stack:
+        for name in names:
+            stack.callback(model.get_submodule(name).register_forward_hook(keep(name)).remove)
+        yield outputs

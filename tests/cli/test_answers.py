@@ -1,0 +1,62 @@
+"""Models that are no classifiers, from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+FILE = """
+import torch
+from torch import nn
+
+def net():
+    torch.manual_seed(0)
+    body = nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 12, 3, padding=1), nn.ReLU()
+    return nn.Sequential(*body, nn.Conv2d(12, 4, 1))
+
+def embedding():
+    return nn.Sequential(*net(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(4))
+
+def photos():
+    return [torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+"""
+
+
+@pytest.fixture
+def file(place: Path) -> str:
+    (place / "mine.py").write_text(FILE, encoding="utf-8")
+    return "mine.py"
+
+
+@pytest.mark.slow
+def test_a_segmenter(run, run_json, file: str):
+    common = (f"{file}:net", "--data", f"{file}:photos")
+    shown = run("compress", *common, "--budget", "params=0.6", "--out", "small")
+    for words in (
+        "agreement by position",
+        "mean IoU with the original",
+        "compared: scores of 4 classes along axis 1 (gues",
+    ):
+        assert words in shown.output
+    page = Path("small/report.html").read_text(encoding="utf-8")
+    for words in ("Agreement by position", "Mean IoU", "scores of 4 classes along axis 1"):
+        assert words in page
+    found = run_json("evaluate", *common, "--compressed", "small", "--answers", "numbers")
+    assert (found["measure"], found["agreement"], found["certificate"]) == ("closeness", None, None)
+    assert 0 < found["error"] < 1
+
+
+def test_what_cannot_be_guessed_is_asked_for(run, file: str):
+    data = ("--data", f"{file}:photos")
+    model = f"{file}:embedding"
+    search = ("--budget", "drop=0.5,trials=1", "--holdout", f"{file}:photos", *data)
+    refused = run("plan", model, *search, code=1)
+    assert "may be class scores or an embedding; say which with --answers" in " ".join(refused.output.split())
+    run("plan", model, *search, "--answers", "numbers")
+    for wrong, message in (
+        ("scores=x", "'x' is not a number"),
+        ("words", "got 'words'; write scores"),
+        ("boxes=2", "overlap"),
+    ):
+        assert message in " ".join(run("plan", model, *search, "--answers", wrong, code=2).output.split())

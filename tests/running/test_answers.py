@@ -1,0 +1,213 @@
+"""What a model answers: guessed where that is safe, asked for where it is not, and read in every nesting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tensigma as ts
+from tensigma.errors import InputError
+from tensigma.running import Answers, Batch, UnlikeAnswers, Wish, first_answers
+
+X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def reading(model: nn.Module, x: Any = X, wish: Wish = None, labels: Any = None, *, ask: bool = True) -> Answers:
+    item = None if labels is None else (x, labels)
+    with torch.no_grad():
+        return first_answers(model.eval(), Batch(0, x, item), wish, ask=ask)[1]
+
+
+def kinds(answers: Answers) -> list[Any]:
+    return [part.kind for part in answers.parts]
+
+
+class Body(nn.Module):
+    """A convolution and what follows it."""
+
+    def __init__(self, *after: nn.Module, channels: int = 6, kernel: int = 3) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, channels, kernel, padding=kernel // 2), nn.BatchNorm2d(channels), nn.ReLU()
+        )
+        self.after = nn.Sequential(*after)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.after(self.body(x))
+
+
+class Unit(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.normalize(x, dim=1)
+
+
+POOL = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
+SCORES, LAST = ts.Scores(), ts.Scores(axis=-1)
+CASES = [
+    pytest.param(Body(*POOL, nn.Linear(6, 5)), [SCORES], id="linear-head"),
+    pytest.param(Body(*POOL, nn.Linear(6, 5), nn.Softmax(1)), [SCORES], id="softmax"),
+    pytest.param(Body(*POOL, nn.Linear(6, 5), nn.Sigmoid()), [SCORES], id="sigmoid"),
+    pytest.param(Body(nn.Conv2d(6, 5, 1), nn.ReLU(), *POOL), [SCORES], id="convolutional-head"),
+    pytest.param(Body(*POOL, nn.Linear(6, 1)), [ts.Numbers()], id="one-number"),
+    pytest.param(Body(*POOL, nn.Linear(6, 1), nn.Flatten(0)), [ts.Numbers()], id="flat"),
+    pytest.param(Body(nn.Conv2d(6, 5, 1), nn.Upsample(scale_factor=2)), [SCORES], id="segmenter"),
+    pytest.param(Body(nn.Conv2d(6, 3, 1)), [ts.Numbers()], id="image-of-the-same-shape"),
+    pytest.param(Body(nn.Conv2d(6, 4, 3, padding=1)), [ts.Numbers()], id="three-by-three"),
+    pytest.param(Body(nn.Flatten(2), nn.Linear(64, 7)), [LAST], id="sequence"),
+    pytest.param(Body(), [ts.Numbers()], id="features"),
+    pytest.param(nn.Sequential(nn.Flatten(), nn.Softmax(1)), [SCORES], id="probabilities-without-a-layer"),
+]
+
+
+@pytest.mark.parametrize(("model", "expected"), CASES)
+def test_guesses(model: nn.Module, expected: list[Any]) -> None:
+    answers = reading(model)
+    assert kinds(answers) == expected
+    assert str(answers).endswith("(guessed; answers= sets it)")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(Body(*POOL), id="pooled-features"),
+        pytest.param(Body(*POOL, nn.Linear(6, 5), nn.BatchNorm1d(5)), id="normalised-by-a-layer"),
+        pytest.param(Body(*POOL, nn.Linear(6, 5), Unit()), id="unit-length"),
+        pytest.param(Body(*POOL, channels=5, kernel=1), id="pointwise-and-normalised"),
+        pytest.param(nn.Flatten(), id="no-layer"),
+    ],
+)
+def test_an_embedding_is_never_taken_for_scores(model: nn.Module) -> None:
+    with pytest.raises(
+        InputError, match=r"may be class scores or an embedding; say which with answers=, Scores\(\) or"
+    ):
+        reading(model)
+    # Where nothing is reported, it is compared as what it surely is.
+    assert kinds(reading(model, ask=False)) == [ts.Numbers()]
+    assert kinds(reading(model, wish=ts.Scores())) == [ts.Scores()]
+    assert kinds(reading(model, wish=ts.Numbers())) == [ts.Numbers()]
+    # Labels that are class numbers say it too.
+    assert kinds(reading(model, labels=torch.zeros(4, dtype=torch.long))) == [ts.Scores()]
+
+
+def test_labels_at_every_position_tell_the_axis_of_classes() -> None:
+    model = nn.Conv2d(3, 4, 3, padding=1)
+    assert kinds(reading(model, labels=torch.zeros(4, 8, 8, dtype=torch.long))) == [ts.Scores()]
+    assert kinds(reading(model, labels=torch.zeros(4, 8, 8))) == [ts.Numbers()]
+
+
+@dataclass
+class Output:
+    features: Tensor
+    logits: Tensor
+    loss: Tensor | None = None
+
+
+class Pair(NamedTuple):
+    features: Tensor
+    scores: Tensor
+
+
+class Object:
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+class Returns(nn.Module):
+    """Features and scores, in some nesting."""
+
+    def __init__(self, form: Any) -> None:
+        super().__init__()
+        self.form = form
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Any:
+        features = x.flatten(1)[:, :6]
+        return self.form(features, self.head(features))
+
+
+FORMS = [
+    pytest.param(lambda f, s: s, "", id="tensor"),
+    pytest.param(lambda f, s: (f, s), "1", id="tuple"),
+    pytest.param(lambda f, s: [f, [f, s]], "1.1", id="nested"),
+    pytest.param(lambda f, s: {"features": f, "logits": s}, "logits", id="dict"),
+    pytest.param(Output, "logits", id="dataclass"),
+    pytest.param(Pair, "1", id="named-tuple"),
+    pytest.param(lambda f, s: Object(s), "logits", id="object"),
+    pytest.param(lambda f, s: {"out": {"a": s}, "ids": s.argmax(1)}, "out.a", id="dict-of-dicts"),
+]
+
+
+@pytest.mark.parametrize(("form", "path"), FORMS)
+def test_scores_are_found_in_every_nesting(form: Any, path: str) -> None:
+    model = Returns(form)
+    answers = reading(model)
+    assert (answers.parts[0].path, answers.parts[0].kind) == (path, ts.Scores())
+    with torch.no_grad():
+        output, tensors = answers.run(model, Batch(0, X, None))
+        expected = model.head(X.flatten(1)[:, :6])
+        assert torch.equal(answers.read(output)[0], expected)
+    assert torch.equal(tensors[0], expected)
+    result = ts.evaluate(model, [X], original=model)
+    assert (result.agreement, result.likeness, result.measure) == (1.0, 1.0, "agreement")
+    assert f"compared: {answers}" in str(result)
+
+
+def test_parts_can_be_named() -> None:
+    model = Returns(lambda f, s: {"features": f, "scores": s})
+    answers = reading(model, wish={"features": ts.Numbers(), "scores": None})
+    assert [(part.path, part.kind) for part in answers.parts] == [("features", ts.Numbers())]
+    assert str(answers) == "features: numbers of shape (6,)"
+    with pytest.raises(InputError, match="names 'embedding', which is no part of what the model returns: features, sc"):
+        reading(model, wish={"embedding": ts.Numbers()})
+    with pytest.raises(InputError, match=r"answers= takes Scores\(axis\), Numbers\(\), Boxes"):
+        reading(model, wish="scores")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="holds no boxes"):
+        reading(model, wish=ts.Boxes())
+    with pytest.raises(InputError, match="scores of at least two classes along axis 2"):
+        reading(model, wish=ts.Scores(axis=2))
+
+
+def test_wrong_settings_are_refused() -> None:
+    for wrong in (lambda: ts.Scores(axis=0), lambda: ts.Scores(least=0.0), lambda: ts.Boxes(iou=1.5)):
+        with pytest.raises(InputError):
+            wrong()
+
+
+class Moody(nn.Module):
+    """Scores in evaluation mode, scores among others in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Any:
+        scores = self.fc(x.flatten(1)[:, :6])
+        return (scores, scores[:, :2]) if self.training else scores
+
+
+def test_training_mode_may_answer_otherwise() -> None:
+    model = Moody()
+    answers = reading(model)
+    model.train()
+    output, tensors = answers.run(model, Batch(0, X, None))
+    assert torch.equal(answers.read(output)[0], output[0])
+    assert [tensor.shape for tensor in tensors] == [(4, 5)]
+    with pytest.raises(UnlikeAnswers):
+        answers.read({})
+
+
+def test_a_function_of_two_outputs() -> None:
+    def nearness(one: Tensor, other: Tensor) -> Tensor:
+        return 1 / (1 + (one - other).abs().flatten(1).sum(1))
+
+    one, other = nn.Linear(6, 5), nn.Linear(6, 5)
+    x = X.flatten(1)[:, :6]
+    result = ts.evaluate(one, [x[:3], x[3:]], original=other, answers=nearness)
+    assert result.likeness == pytest.approx(nearness(one(x), other(x)).double().mean().item(), rel=1e-6)
+    assert (result.measure, result.agreement, result.certificate) == ("likeness", None, None)
+    with pytest.raises(InputError, match=r"returned 2; a likeness lies in \[0, 1\]"):
+        ts.evaluate(one, [x], original=other, answers=lambda a, b: 2.0)

@@ -1,0 +1,124 @@
+"""Figures of answers that are no classes of whole samples: maps, numbers, boxes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tensigma as ts
+from tensigma.errors import InputError
+
+
+class Fixed(nn.Module):
+    """Answers rows of a table, by number."""
+
+    def __init__(self, table: object) -> None:
+        super().__init__()
+        self.table = table
+
+    def forward(self, x: Tensor) -> object:
+        if isinstance(self.table, Tensor):
+            return self.table[x]
+        return [self.table[int(index)] for index in x]  # type: ignore[index]
+
+
+def maps(seed: int, n: int = 5) -> Tensor:
+    return torch.randn(n, 4, 3, 3, generator=torch.Generator().manual_seed(seed))
+
+
+BATCHES = [torch.tensor([0, 1, 2]), torch.tensor([3, 4])]
+
+
+def plain_iou(one: list[int], other: list[int], classes: int) -> float:
+    values = []
+    for wanted in range(classes):
+        mine, theirs = ({k for k, c in enumerate(side) if c == wanted} for side in (one, other))
+        if mine | theirs:
+            values.append(len(mine & theirs) / len(mine | theirs))
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+def test_segmenters_are_counted_by_position_by_sample_and_by_overlap(axis: int) -> None:
+    # Two of five maps are the original's, one but for one of nine positions.
+    own, other = maps(0), maps(1)
+    own[:2], own[2] = other[:2], other[2]
+    own[2, :, 0, 0] = -own[2, :, 0, 0]
+    tables = [table if axis == 1 else table.movedim(1, -1) for table in (own, other)]
+    kind = ts.Scores(axis, least=0.8)
+    result = ts.evaluate(Fixed(tables[0]), BATCHES, original=Fixed(tables[1]), answers=kind)
+    classes = [table.argmax(1).flatten().tolist() for table in (own, other)]
+    same = [one == another for one, another in zip(*classes, strict=True)]
+    assert result.position_agreement == result.likeness == sum(same) / 45
+    by_sample = [sum(same[9 * n : 9 * n + 9]) / 9 >= 0.8 for n in range(5)]
+    assert 2 <= sum(by_sample) < 5
+    assert result.agreement == sum(by_sample) / 5
+    assert result.iou == pytest.approx(plain_iou(classes[0], classes[1], 4))
+    assert (result.top1, result.label_iou, result.error) == (None, None, None)
+    assert result.certificate is not None
+    assert (result.certificate.samples, result.certificate.agreed) == (5, sum(by_sample))
+    assert "agrees with the original (the same class at 80 % of positions or more) on" in str(result.certificate)
+    assert ts.Evaluation.from_json(result.to_json()) == result
+    assert {"agreement by position", "mean IoU with the original"} <= {
+        line.rpartition("  ")[0].strip().partition("  ")[0] for line in str(result).splitlines()
+    }
+
+
+def test_labels_of_positions_may_leave_some_out() -> None:
+    scores = maps(0)
+    labels = scores.argmax(1)
+    labels[:, 0] = 255
+    labels[0, 1, 1] = (labels[0, 1, 1] + 1) % 4
+    data = [(batch, labels[batch]) for batch in BATCHES]
+    result = ts.evaluate(Fixed(scores), data)
+    assert result.top1 == 29 / 30
+    kept = [
+        (one, other) for one, other in zip(scores.argmax(1).flatten(), labels.flatten(), strict=True) if other < 255
+    ]
+    assert result.label_iou == pytest.approx(plain_iou([int(a) for a, _ in kept], [int(b) for _, b in kept], 4))
+
+
+def test_numbers_have_a_relative_error_and_no_certificate() -> None:
+    own, other = maps(0), maps(1)
+    result = ts.evaluate(Fixed(own), BATCHES, original=Fixed(other), answers=ts.Numbers())
+    assert result.error == pytest.approx(((own - other).norm() / other.norm()).item(), rel=1e-6)
+    assert (result.likeness, result.measure) == (0.0, "closeness")
+    assert (result.agreement, result.certificate) == (None, None)
+    near = ts.evaluate(Fixed(other * 1.01), BATCHES, original=Fixed(other), answers=ts.Numbers())
+    assert near.likeness == pytest.approx(0.99, abs=1e-5)
+
+
+def detections(shift: float = 0.0, certain: float = 0.9) -> list[dict[str, Tensor]]:
+    box = torch.tensor([[0.0, 0.0, 4.0, 4.0], [10.0, 10.0, 14.0, 14.0]])
+    return [
+        {"boxes": box + shift * index, "scores": torch.tensor([certain, 0.2]), "labels": torch.tensor([1, 2])}
+        for index in range(5)
+    ]
+
+
+def test_detectors_are_judged_by_the_detections_of_the_original() -> None:
+    result = ts.evaluate(Fixed(detections(shift=1.0)), BATCHES, original=Fixed(detections()))
+    # Moved by 0, 1, 2, 3 and 4 of 4: overlaps of 1, 9/23, 1/7, 1/31 and 0.
+    assert (result.precision, result.measure) == (1 / 5, "average precision")
+    assert result.agreement == 1 / 5
+    assert result.certificate is not None
+    assert "(the same objects)" in str(result.certificate)
+    loose = ts.evaluate(Fixed(detections(1.0)), BATCHES, original=Fixed(detections()), answers=ts.Boxes(iou=0.3))
+    assert loose.precision == 2 / 5
+    assert result.original is not None
+    assert (result.original.precision, result.original.agreement) == (1, 1)
+
+
+def test_detectors_are_judged_by_labels_too() -> None:
+    labels = [{"boxes": entry["boxes"][:1], "labels": entry["labels"][:1]} for entry in detections()]
+    data = [(batch, [labels[int(index)] for index in batch]) for batch in BATCHES]
+    result = ts.evaluate(Fixed(detections(1.0)), data)
+    assert (result.label_precision, result.precision) == (1 / 5, None)
+    nothing = ts.evaluate(Fixed(detections()), BATCHES, original=Fixed(detections(certain=0.3)))
+    assert nothing.precision is None
+
+
+def test_answers_of_other_shapes_are_refused() -> None:
+    with pytest.raises(InputError, match=r"answers with shape \(3, 4, 3\) and the original with \(3, 4, 3, 3\)"):
+        ts.evaluate(Fixed(maps(0)[..., 0]), BATCHES, original=Fixed(maps(0)))
