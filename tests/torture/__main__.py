@@ -27,11 +27,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m torture", description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="share of a full run")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="run only the parts whose name holds this text")
     parser.add_argument("--out", type=Path, default=None, help="JSON file for the counts")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     results: dict[str, Any] = {}
+    if options.out is not None and options.only and options.out.is_file():
+        results = json.loads(options.out.read_text(encoding="utf-8"))["results"]
     with tempfile.TemporaryDirectory(prefix="tensigma-torture-") as scratch:
         place = Path(scratch)
         n_files = max(1, round(FILES * options.scale / len(damage.PARSERS)))
@@ -47,6 +50,8 @@ def main() -> int:
         parts["kills"] = lambda tally: kills.torture(n_kills, options.seed, place / "kills", tally)
         parts["places"] = lambda tally: places.torture(place / "places", tally)
         for name, run in parts.items():
+            if options.only not in name:
+                continue
             start, tally = time.perf_counter(), Tally()
             run(tally)
             results[name] = {**tally.to_json(), "seconds": round(time.perf_counter() - start, 1)}
@@ -60,7 +65,6 @@ def _write(options: argparse.Namespace, results: dict[str, Any]) -> None:
     content = {
         "format": "tensigma-torture",
         "version": 1,
-        "scale": options.scale,
         "seed": options.seed,
         "versions": {name: version(name) for name in ("tensigma", "torch", "safetensors")},
         "machine": platform.machine(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,7 +87,12 @@ ReestimateBN = Annotated[
 ]
 CacheFolder = Annotated[
     Path | None,
-    typer.Option("--cache", metavar="DIR", help="Folder of solved layers; a layer found there is not solved again."),
+    typer.Option(
+        "--cache",
+        metavar="DIR",
+        help="Folder for curves and solved layers. What is found there is not computed again: after an interruption, "
+        "the same command goes on where it stopped.",
+    ),
 ]
 
 
@@ -178,8 +185,8 @@ def compress(
     fitting.check_images(images)
     if refine is not None:
         ts.running.check_gradients(network, "--refine", ts.compression.WITHOUT_REFINEMENT)
-    sources = Sources(stats, images, held_out, max_samples, seed, device, check=not force, memory=memory)
-    with ts.running.process_group(device):
+    sources = Sources(stats, images, held_out, max_samples, seed, device, check=not force, memory=memory, cache=cache)
+    with _saying_how_to_resume(screen, cache), ts.running.process_group(device):
         if isinstance(plan_or_recipe, ts.Plan):
             planned = sources.load(screen, network, plan_or_recipe)
         else:
@@ -217,6 +224,16 @@ def compress(
         result = Result(small, result.plan, evaluated, evaluation)
     result.write_report(out, page=page)
     result.show(screen, out)
+
+
+@contextmanager
+def _saying_how_to_resume(screen: Screen, cache: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if cache is not None and cache.exists():
+            screen.note(f"{cache} holds what was computed so far; the same command goes on from there")
+        raise
 
 
 def _can_render(screen: Screen) -> bool:

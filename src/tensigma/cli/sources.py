@@ -97,6 +97,8 @@ class Sources:
     check: bool
     #: Bytes that calibration may take.
     memory: int | None = None
+    #: A folder for curves and solved layers; None to keep none.
+    cache: Path | None = None
 
     @cached_property
     def stats(self) -> ts.Calibration | None:
@@ -118,7 +120,8 @@ class Sources:
                 gather=self._gather(screen),
             )
         with screen.progress("planning") as progress:
-            plan = ts.planning.plan_prepared(model, recipe, prepared, progress=progress)
+            solutions = None if self.cache is None else ts.solving.Solutions(self.cache)
+            plan = ts.planning.plan_prepared(model, recipe, prepared, progress=progress, solutions=solutions)
         for note in _measured(plan):
             screen.note(note)
         fit_data = prepared.fit_data

@@ -44,7 +44,7 @@ from tensigma.running import (
     rank_and_size,
     reporter,
 )
-from tensigma.solving import Solution, jobs_for, run_shared
+from tensigma.solving import Solution, Solutions, jobs_for, run_shared
 
 # Under "auto" sequential fitting takes as many samples as these multiply-adds allow, within limits: fewer tell too
 # little, and more gain little. In one pass a sample costs about as much as this many forward passes, moments included;
@@ -100,7 +100,8 @@ def compress(
         progress: True for lines in the log, or a function that is called with a
             :class:`~tensigma.solving.CompressionProgress` after each layer, while refining with a
             :class:`~tensigma.compression.RefinementProgress`, and with what calibration and planning report.
-        cache: A folder for solutions. Those found there are not solved again, so a killed run can resume.
+        cache: A folder for solutions and, in the one-call form, for the curves and trials of planning. What is found
+            there is not computed again, so the same call resumes a killed run.
         workers: How many small layers are solved in parallel; by default, the number of torch threads.
         memory: What calibration may take for its sums, and what sequential fitting may take for the activations of its
             halted passes, in bytes or as text such as ``"4GB"``. Calibration then reads the data in several passes if
@@ -148,6 +149,7 @@ def compress(
             progress=progress,
             memory=limit,
             workers=workers,
+            solutions=None if cache is None else Solutions(cache),
         )
     in_sequence = _in_sequence(plan, fit_data, sequential)
     solutions = plan.solutions if cache is None else plan.solutions.on_disk(cache)
@@ -232,6 +234,7 @@ def _planned(
     progress: Wanted,
     memory: int | None,
     workers: int | None,
+    solutions: Solutions | None,
 ) -> tuple[Plan, Calibration | None, Any]:
     """A plan, the statistics it was made with, and the batches to fit layers on."""
     prepared = prepare(
@@ -245,7 +248,7 @@ def _planned(
         check=check,
         gather=partial(calibrate, memory=memory),
     )
-    plan = plan_prepared(model, recipe, prepared, input=input, progress=progress, workers=workers)
+    plan = plan_prepared(model, recipe, prepared, input=input, progress=progress, solutions=solutions, workers=workers)
     # Batches that a search was measured on must not influence the model.
     fit_data = data if data is not None and not isinstance(recipe.budget, Drop) else prepared.fit_data
     return plan, prepared.stats, fit_data

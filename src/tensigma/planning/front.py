@@ -7,13 +7,15 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from tensigma.errors import InputError
 from tensigma.linalg import RankTuple
 from tensigma.planning.allocation import Allocation
 from tensigma.planning.budgets import CostBudget, Macs, Params
-from tensigma.planning.curves import Option, curve
+from tensigma.planning.curve_store import kept_curves
+from tensigma.planning.curves import Option
 from tensigma.planning.entry import CompressedEntry, DenseEntry
 from tensigma.planning.latency import Clock, Latency
 from tensigma.planning.plans import Plan
@@ -83,7 +85,7 @@ class ParetoFront:
         #: How much the loss of each layer counts; 1 for those that are not named.
         self.weights: Mapping[str, float] = {}
         #: Layer name → its options.
-        self.curves: Mapping[str, list[Option]] = _curves(self._candidates, report, workers)
+        self.curves: Mapping[str, list[Option]] = _curves(self._candidates, report, workers, self._solutions.folder)
 
     def weighted(self, weights: Mapping[str, float]) -> ParetoFront:
         """The same curves, shared out with other weights for the losses of the layers."""
@@ -243,7 +245,9 @@ class _Priced:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _curves(layers: Sequence[Candidate], report: Listener, workers: int | None) -> dict[str, list[Option]]:
+def _curves(
+    layers: Sequence[Candidate], report: Listener, workers: int | None, folder: Path | None
+) -> dict[str, list[Option]]:
     start = time.perf_counter()
     total_work = sum(map(_work, layers))
     curves: dict[str, list[Option]] = {}
@@ -263,7 +267,7 @@ def _curves(layers: Sequence[Candidate], report: Listener, workers: int | None) 
             )
         )
 
-    side_by_side(layers, curve, geometry=lambda layer: layer.geometry, workers=workers, done=done)
+    side_by_side(layers, kept_curves(folder), geometry=lambda layer: layer.geometry, workers=workers, done=done)
     return {layer.name: curves[layer.name] for layer in layers}
 
 

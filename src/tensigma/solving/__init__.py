@@ -8,7 +8,7 @@ from tensigma.solving.norms import NORMS, Norm, energy_views, norm_of
 from tensigma.solving.parallel import side_by_side
 from tensigma.solving.sharing import run_shared
 from tensigma.solving.solution import Solution, solve
-from tensigma.solving.solution_store import Solutions
+from tensigma.solving.solution_store import Solutions, stats_digest
 from tensigma.solving.treatment import Treatment
 
 __all__ = [
@@ -37,4 +37,5 @@ __all__ = [
     "run_shared",
     "side_by_side",
     "solve",
+    "stats_digest",
 ]

@@ -133,7 +133,7 @@ def key_of(treatment: Treatment, module: nn.Module, stats: LayerStats | None) ->
         "ranks": treatment.ranks,
         "norm": treatment.norm.name,
         "options": {key: repr(value) for key, value in sorted(treatment.options.items())},
-        "stats": None if stats is None else _stats_digest(stats, weighs_entries=treatment.norm.weighs_entries),
+        "stats": None if stats is None else stats_digest(stats, weighs_entries=treatment.norm.weighs_entries),
     }
     digest = Digest(20).add(facts)
     for tensor in (module.weight, module.bias):
@@ -146,7 +146,8 @@ def key_of(treatment: Treatment, module: nn.Module, stats: LayerStats | None) ->
 _digests: WeakKeyDictionary[LayerStats, dict[bool, str]] = WeakKeyDictionary()
 
 
-def _stats_digest(stats: LayerStats, *, weighs_entries: bool) -> str:
+def stats_digest(stats: LayerStats, *, weighs_entries: bool) -> str:
+    """A digest of the moments of a layer, and of what weighs single entries if that matters."""
     digests = _digests.setdefault(stats, {})
     if weighs_entries not in digests:
         digest = Digest(20).add(stats.input_shape).add(stats.mean)
