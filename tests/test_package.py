@@ -31,7 +31,7 @@ def test_type_checkers_see_what_is_there():
     for name, module in names.items():
         assert getattr(ts, name) is getattr(import_module(module), name)
     folders = {file.parent.name for file in Path(ts.__file__).parent.glob("*/__init__.py")}
-    assert rooms == folders - {"cli", "files"} | {"errors"}
+    assert rooms == folders - {"cli"} | {"errors"}
     for room in rooms:
         assert getattr(ts, room) is import_module(f"tensigma.{room}")
 
