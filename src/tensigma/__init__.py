@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tensigma import errors as errors
     from tensigma import evaluation as evaluation
     from tensigma import experiments as experiments
+    from tensigma import files as files
     from tensigma import finetuning as finetuning
     from tensigma import graphs as graphs
     from tensigma import layers as layers
