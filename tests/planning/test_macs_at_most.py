@@ -55,7 +55,7 @@ class TestAtMost:
 
     def test_where_macs_rise_the_plan_says_so(self, stats: ts.Calibration) -> None:
         with pytest.warns(PlanWarning, match="needs more multiply-adds"):
-            plan = ts.plan(strided(), stats, ranks=ts.Ranks({"2": (30, 16)}), saving="none")
+            plan = ts.plan(strided(), stats, budget=ts.Params(0.998, at_most=None), method="tucker2", layers=["2"])
         assert "times the MACs" in str(plan).splitlines()[-1]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
