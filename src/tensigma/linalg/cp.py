@@ -158,9 +158,9 @@ class CP(Solver):
         largest = cls.break_even_rank(kernel.shape)
         points = _CURVE if kernel[0].numel() <= _SMALL else _LARGE_CURVE
         sweeps = {max(1, round(share * largest)): count for share, count in points}
-        rough = cls(1, tol=1e-3)
+        problem = Problem(kernel, metric)
         solved = [
-            (rank, replace(rough, rank=rank, max_sweeps=count).fit(kernel, metric).error ** 2)
+            (rank, cls(rank, max_sweeps=count, tol=1e-3)._fit(problem, polish=0.0).error ** 2)
             for rank, count in sweeps.items()
         ]
         return [((rank,), power_law(rank, solved)) for rank in rank_grid(largest, _CURVE_RANKS)]
@@ -175,7 +175,9 @@ class CP(Solver):
         return max(1, min(math.prod(shape) // sum(cls.modes(shape)), *cls.max_ranks(shape)))
 
     def fit(self, weight: Tensor, metric: Metric) -> Fit[CPFactors]:
-        problem = Problem(weight, metric)
+        return self._fit(Problem(weight, metric), polish=_POLISH)
+
+    def _fit(self, problem: Problem, *, polish: float) -> Fit[CPFactors]:
         modes = _modes(problem, self.joint)
         largest = max_rank((problem.n_out, *modes))
         check_rank(self.rank, largest, "rank")
@@ -184,7 +186,7 @@ class CP(Solver):
         elimination = Elimination(problem, modes, self.rank)
         max_sweeps, tol, start = self.max_sweeps, self.tol, self._start
         if self.solver == "varpro" and problem.size > _SMALL and problem.gram is not None:
-            max_sweeps, tol = math.ceil(_POLISH * self.max_sweeps), _POLISH_GAIN * self.tol
+            max_sweeps, tol = math.ceil(polish * self.max_sweeps), _POLISH_GAIN * self.tol
             start = self._separable_start
         first = elimination.at(elimination.pack(start(problem, modes)))
         step = elimination.descent().step if self.solver == "varpro" else elimination.als_sweep
