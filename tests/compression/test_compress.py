@@ -447,6 +447,7 @@ def test_reports_come_back_from_json(stats: ts.Calibration) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:this plan has fewer parameters")
 def test_a_compressed_model_is_compressed_again(stats: ts.Calibration) -> None:
     net = small_net()
     small, _ = ts.compress(net, ts.plan(net, stats, ranks=ts.Ranks({"up": 10})), stats)
