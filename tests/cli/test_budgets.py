@@ -118,7 +118,7 @@ def test_certificates_are_for_fresh_images(run, run_json, weights: Path) -> None
         *("--budget", "params=0.7", "--out", "small"),
     )
     certificate = found["evaluation"]["certificate"]
-    assert set(certificate) == {"samples", "agreed", "confidence", "bound"}
+    assert set(certificate) == {"samples", "agreed", "confidence", "bound", "meaning"}
     assert certificate["bound"] < certificate["agreed"] / certificate["samples"]
     judge = ("evaluate", MODEL, "--weights", weights, "--compressed", "small", "--data")
     assert "agrees with the original on at least" in run(*judge, fresh).stdout

@@ -136,7 +136,7 @@ def plan_prepared(
     Curves and trials of small layers are solved by ``workers`` threads, by default as many as torch has.
     """
     made = _plan_prepared(model, recipe, prepared, input=input, progress=progress, solutions=solutions, workers=workers)
-    if recipe.saving != "none" and made.raises_macs and made.after.params < made.before.params:
+    if recipe.budget is not None and made.raises_macs:
         warnings.warn(
             f"this plan has fewer parameters but needs more multiply-adds, {made.after.macs:,} instead of "
             f"{made.before.macs:,}; a budget of Macs or Latency makes the model faster",
