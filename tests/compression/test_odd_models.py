@@ -116,9 +116,9 @@ WITHOUT_GRADIENTS = ("no_grad inside", "inference_mode inside", "built in infere
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITHOUT_GRADIENTS)
-def test_without_gradients_layers_count_alike(name: str) -> None:
+def test_without_gradients_layers_are_weighed_by_forward_runs(name: str) -> None:
     plan = ts.plan(MODELS[name](), budget=ts.Params(0.6), method="svd", data=[images()])
-    assert "weighing" not in plan.notes
+    assert plan.notes["weighing"]["by"] == "forward runs"
 
 
 @pytest.mark.parametrize("build", [MODELS[name] for name in WITHOUT_GRADIENTS[:2]], ids=WITHOUT_GRADIENTS[:2])
