@@ -34,8 +34,9 @@ from tensigma.linalg.vbmf import alpha_rank, vbmf_rank
 # Inner steps for each mode in one ALS sweep.
 _CG_STEPS = 3
 # Ridges of the preconditioners, relative to each diagonal entry, so that the scale of a column does not matter. Terms
-# of a CP are nearly collinear; a smaller ridge trusts directions that the Kronecker model gets wrong.
-_RIDGE = 0.01
+# of a CP are nearly collinear; a smaller ridge trusts directions that the Kronecker model gets wrong, and although it
+# needs a fifth fewer sweeps, it leads to large terms that cancel, which INT8 cannot hold.
+_RIDGE = 0.1
 # How many ranks the error curve has. More change no choice by more than its rounding.
 _CURVE_RANKS = 48
 # Where the curve is solved: shares of the largest rank, and sweeps for each. Large layers get fewer of both, and the
