@@ -11,18 +11,16 @@ import math
 import string
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import reduce
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from tensigma.errors import InputError
-from tensigma.linalg.conjugate import conjugate_gradient
+from tensigma.linalg.cp_elimination import Elimination, ridged, separable_grams
 from tensigma.linalg.curves import power_law, rank_grid
 from tensigma.linalg.factors import Fit, count_params
 from tensigma.linalg.iterate import iterate
-from tensigma.linalg.lbfgs import Descent, Point
 from tensigma.linalg.metric import Metric
 from tensigma.linalg.problem import Problem, check_rank, psd_cholesky
 from tensigma.linalg.solver import RankTuple, Solver, check_options
@@ -31,12 +29,6 @@ from tensigma.linalg.svd import output_basis
 from tensigma.linalg.tucker2 import Tucker2, tucker2_params
 from tensigma.linalg.vbmf import alpha_rank, vbmf_rank
 
-# Inner steps for each mode in one ALS sweep.
-_CG_STEPS = 3
-# Ridges of the preconditioners, relative to each diagonal entry, so that the scale of a column does not matter. Terms
-# of a CP are nearly collinear; a smaller ridge trusts directions that the Kronecker model gets wrong, and although it
-# needs a fifth fewer sweeps, it leads to large terms that cancel, which INT8 cannot hold.
-_RIDGE = 0.1
 # How many ranks the error curve has. More change no choice by more than its rounding.
 _CURVE_RANKS = 48
 # Where the curve is solved: shares of the largest rank, and sweeps for each. Large layers get fewer of both, and the
@@ -44,9 +36,9 @@ _CURVE_RANKS = 48
 _CURVE = tuple((share, 30) for share in (0.05, 0.1, 0.2, 0.35, 0.55, 0.75, 1.0))
 _LARGE_CURVE = ((0.05, 20), (0.2, 15), (0.4, 10), (0.7, 6))
 _SMALL = 1024
-# Large layers are searched under S ≈ C ⊗ D, where a sweep costs a fourth. Under S itself follow at most this share of
-# as many sweeps, and only while they gain this many times more than the tolerance.
-_POLISH, _POLISH_GAIN = 0.25, 10.0
+# Large layers are searched under S ≈ C ⊗ D, where a sweep costs a fourth. Sweeps under S itself follow only while they
+# gain this many times more than the tolerance, and few of them if the tolerance is looser than a fine one.
+_POLISH_GAIN, _FINE = 5.0, 2e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +153,7 @@ class CP(Solver):
         sweeps = {max(1, round(share * largest)): count for share, count in points}
         problem = Problem(kernel, metric)
         solved = [
-            (rank, cls(rank, max_sweeps=count, tol=1e-3)._fit(problem, polish=0.0).error ** 2)
+            (rank, cls(rank, max_sweeps=count, tol=1e-3)._fit(problem, polish=False).error ** 2)
             for rank, count in sweeps.items()
         ]
         return [((rank,), power_law(rank, solved)) for rank in rank_grid(largest, _CURVE_RANKS)]
@@ -176,9 +168,9 @@ class CP(Solver):
         return max(1, min(math.prod(shape) // sum(cls.modes(shape)), *cls.max_ranks(shape)))
 
     def fit(self, weight: Tensor, metric: Metric) -> Fit[CPFactors]:
-        return self._fit(Problem(weight, metric), polish=_POLISH)
+        return self._fit(Problem(weight, metric), polish=True)
 
-    def _fit(self, problem: Problem, *, polish: float) -> Fit[CPFactors]:
+    def _fit(self, problem: Problem, *, polish: bool) -> Fit[CPFactors]:
         modes = _modes(problem, self.joint)
         largest = max_rank((problem.n_out, *modes))
         check_rank(self.rank, largest, "rank")
@@ -187,7 +179,8 @@ class CP(Solver):
         elimination = Elimination(problem, modes, self.rank)
         max_sweeps, tol, start = self.max_sweeps, self.tol, self._start
         if self.solver == "varpro" and problem.size > _SMALL and problem.gram is not None:
-            max_sweeps, tol = math.ceil(polish * self.max_sweeps), _POLISH_GAIN * self.tol
+            share = _FINE / max(_FINE, self.tol) if polish else 0.0
+            max_sweeps, tol = math.ceil(share * self.max_sweeps), _POLISH_GAIN * self.tol
             start = self._separable_start
         first = elimination.at(elimination.pack(start(problem, modes)))
         step = elimination.descent().step if self.solver == "varpro" else elimination.als_sweep
@@ -201,8 +194,8 @@ class CP(Solver):
 
         No step needs a product with S, and the solution is close to that under S.
         """
-        grams = _separable_grams(problem, modes)
-        roots = [psd_cholesky(_ridged(gram.double(), problem.metric.damping)) for gram in grams]
+        grams = separable_grams(problem, modes)
+        roots = [psd_cholesky(ridged(gram.double(), problem.metric.damping)) for gram in grams]
         whitened = problem.weight.view(problem.n_out, *modes).double()
         for mode, root in enumerate(roots, start=1):
             whitened = (whitened.movedim(mode, -1) @ root).movedim(-1, mode)
@@ -308,153 +301,3 @@ def _unchanged(problem: Problem, modes: tuple[int, ...], joint: bool) -> CPFacto
     factors.insert(longest, kernel.movedim(longest, 0).flatten(1))
     out, ins, *spatial = factors
     return CPFactors(out, ins, tuple(spatial), problem.taps, joint).balanced()
-
-
-class Elimination:
-    """The loss as a function of the input and spatial factors, with the output factor eliminated."""
-
-    def __init__(self, problem: Problem, modes: tuple[int, ...], rank: int) -> None:
-        self.problem = problem
-        self.modes = modes
-        self.rank = rank
-        #: One small gram per mode with S ≈ C_s ⊗ D_1 ⊗ D_2 ⊗ …
-        self.mode_grams = _separable_grams(problem, modes)
-        self._mode_choleskys = [psd_cholesky(_ridged(gram)) for gram in self.mode_grams]
-
-    def pack(self, factors: list[Tensor]) -> Tensor:
-        """All factors as one vector, their columns at unit length: T carries the scale."""
-        tiny = torch.finfo(factors[0].dtype).tiny
-        return torch.cat([(factor / factor.norm(dim=0).clamp_min(tiny)).reshape(-1) for factor in factors])
-
-    def unpack(self, flat: Tensor) -> list[Tensor]:
-        return [part.view(-1, self.rank) for part in flat.split([n * self.rank for n in self.modes])]
-
-    def at(self, flat: Tensor) -> Point[Tensor]:
-        """Loss and gradient at the packed factors V; the payload is T."""
-        p = self.problem
-        factors = self.unpack(flat)
-        basis = _patches(factors)  # B, (d, r)
-        if p.gram is None:
-            outs = self._regress(basis, reduce(torch.mul, [factor.T @ factor for factor in factors]))
-            residual = residual_gram = torch.addmm(p.kernel, outs, basis.T, alpha=-1)
-        else:
-            image = p.gram_times(basis)  # S B
-            outs = self._regress(basis, basis.T @ image)
-            residual = torch.addmm(p.kernel, outs, basis.T, alpha=-1)
-            residual_gram = torch.addmm(p.kernel_gram, outs, image.T, alpha=-1)
-        loss, error = p.residual_norms(residual, residual_gram)
-        scale = -2 / p.damped_norm2 if p.damped_norm2 > 0 else 0.0
-        pull = (residual_gram.T @ outs).mul_(scale)  # ∂loss/∂B, (d, r)
-        gradient = torch.cat([self._contract(pull, factors, mode).reshape(-1) for mode in range(len(factors))])
-        return Point(flat, loss, gradient, error, outs)
-
-    def descent(self) -> Descent[Tensor]:
-        """Quasi-Newton steps on V, preconditioned mode by mode by the Hessian that a Kronecker S would have."""
-
-        def precondition(point: Point[Tensor], vector: Tensor) -> Tensor:
-            scale = 2 / self.problem.damped_norm2
-            grams = self._factor_grams(point.payload, self.unpack(point.position))
-            parts = [self._precondition(grams, mode, part) / scale for mode, part in enumerate(self.unpack(vector))]
-            return torch.cat([part.reshape(-1) for part in parts])
-
-        return Descent(self.at, precondition)
-
-    def als_sweep(self, point: Point[Tensor]) -> Point[Tensor]:
-        """Each mode in turn by conjugate gradients with the others fixed, then T exactly."""
-        p = self.problem
-        outs = point.payload
-        factors = self.unpack(point.position)
-        outer = outs.T @ outs
-        target = p.kernel_gram.T @ outs  # (d, r)
-        for mode in range(len(factors)):
-            grams = self._factor_grams(outs, factors)
-
-            def normal(trial: Tensor, mode: int = mode) -> Tensor:
-                others = [*factors[:mode], trial, *factors[mode + 1 :]]
-                return self._contract(p.gram_times(_patches(others)) @ outer, factors, mode)
-
-            def precondition(matrix: Tensor, mode: int = mode, grams: list[Tensor] = grams) -> Tensor:
-                return self._precondition(grams, mode, matrix)
-
-            mode_target = self._contract(target, factors, mode)
-            factors[mode] = conjugate_gradient(normal, mode_target, factors[mode], precondition, steps=_CG_STEPS)
-        return self.at(self.pack(factors))
-
-    def _regress(self, basis: Tensor, inner: Tensor) -> Tensor:
-        """T = (M S B)(Bᵀ S B)⁻¹ in float64, with columns at unit length and a ridge at the level of rounding.
-
-        ``inner`` is Bᵀ S B.
-        """
-        inner = inner.double()
-        cross = (self.problem.kernel_gram @ basis).double()
-        lengths = inner.diagonal().clamp_min(torch.finfo(torch.float64).tiny).sqrt()
-        normal = inner / lengths / lengths[:, None]
-        normal.diagonal().add_(10 * torch.finfo(basis.dtype).eps)
-        lower = psd_cholesky((normal + normal.T) / 2)
-        return (torch.cholesky_solve((cross / lengths).T, lower).T / lengths).to(basis.dtype)
-
-    def _contract(self, pull: Tensor, factors: list[Tensor], mode: int) -> Tensor:
-        """The (n, r) derivative with respect to one mode, from that with respect to B."""
-        p = self.problem
-        by_tap = pull.view(p.n_taps, p.n_in, self.rank)
-        if mode == 0:
-            return (by_tap * _khatri_rao(factors[1:], like=pull)[:, None]).sum(0)
-        spatial = (by_tap * factors[0]).sum(1).view(*self.modes[1:], self.rank)
-        for other, factor in reversed(list(enumerate(factors[1:]))):
-            if other != mode - 1:
-                shape = [1] * spatial.ndim
-                shape[other], shape[-1] = factor.shape
-                spatial = (spatial * factor.view(shape)).sum(other, keepdim=True)
-        return spatial.reshape(self.modes[mode], self.rank)
-
-    def _factor_grams(self, outs: Tensor, factors: list[Tensor]) -> list[Tensor]:
-        """U_jᵀ D_j U_j of every mode, the output last."""
-        grams = [f.T @ (gram @ f) for f, gram in zip(factors, self.mode_grams, strict=True)]
-        return [*grams, outs.T @ outs]
-
-    def _precondition(self, grams: list[Tensor], mode: int, matrix: Tensor) -> Tensor:
-        """D_j⁻¹ · matrix · (∘ of the other modes' grams)⁻¹."""
-        others = reduce(torch.mul, [gram for other, gram in enumerate(grams) if other != mode])
-        left = torch.cholesky_solve(matrix, self._mode_choleskys[mode])
-        return torch.cholesky_solve(left.T, psd_cholesky(_ridged(others))).T
-
-
-def _khatri_rao(factors: list[Tensor], like: Tensor) -> Tensor:
-    """Column-wise Kronecker product, first factor slowest: (n1·n2·…, r)."""
-    product = like.new_ones(1, like.shape[1])
-    for factor in factors:
-        product = (product[:, None] * factor).flatten(0, 1)
-    return product
-
-
-def _patches(factors: list[Tensor]) -> Tensor:
-    """B = P ⊙ U_s, tap-major, (d, r)."""
-    ins, *spatial = factors
-    return _khatri_rao([*spatial, ins], like=ins)
-
-
-def _separable_grams(problem: Problem, modes: tuple[int, ...]) -> list[Tensor]:
-    """One small gram per mode with S ≈ C_s ⊗ D_1 ⊗ D_2 ⊗ …"""
-    return [problem.channel_gram, *_marginals(problem.tap_gram, modes[1:])]
-
-
-def _marginals(tap_gram: Tensor, spatial: tuple[int, ...]) -> list[Tensor]:
-    """D (k, k) averaged over all spatial modes but one, for each of them; none for a layer without taps."""
-    if not spatial:
-        return []
-    blocks = tap_gram.view(*spatial, *spatial)
-    count = len(spatial)
-    marginals = []
-    for mode, n in enumerate(spatial):
-        rows, columns = list(range(count)), list(range(count))
-        columns[mode] = count
-        partial = torch.einsum(blocks, [*rows, *columns], [mode, count])
-        marginals.append(partial * (n / len(tap_gram)))
-    return marginals
-
-
-def _ridged(gram: Tensor, ridge: float = _RIDGE) -> Tensor:
-    ridged = gram.clone()
-    diagonal = gram.diagonal()
-    ridged.diagonal().add_(ridge * diagonal + torch.finfo(gram.dtype).eps * diagonal.max())
-    return ridged
