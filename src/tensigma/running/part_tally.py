@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 
-class PartTally:
+class PartTally(ABC):
     """Figures of one part of the answers of one model, over batches; None where something is missing."""
 
     samples = 0
@@ -14,9 +15,9 @@ class PartTally:
     agreed: int | None = None
 
     @property
+    @abstractmethod
     def likeness(self) -> float | None:
         """How much the answers are like those of the reference, between 0 and 1."""
-        raise NotImplementedError
 
     @property
     def accuracy(self) -> float | None:
@@ -24,14 +25,14 @@ class PartTally:
         return None
 
     @property
+    @abstractmethod
     def figures(self) -> dict[str, float | None]:
         """Every figure by its name in :class:`tensigma.Evaluation`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add(self, answer: Any, labels: Any = None, reference: Any = None) -> None:
         """Count a batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def merge(self, other: Any) -> None:
         """Add what another process has counted."""
-        raise NotImplementedError
