@@ -95,7 +95,9 @@ def finetune(
     >>> import torch
     >>> x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
     >>> batches = [(part, part[:, :3].argmax(1)) for part in x.split(16)]
-    >>> tuned, history = finetune(nn.Linear(8, 3), batches, epochs=8, learning_rates=(0.1, 1e-6))
+    >>> model = nn.Linear(8, 3)
+    >>> _ = nn.init.zeros_(model.weight)
+    >>> tuned, history = finetune(model, batches, epochs=8, learning_rates=(0.1, 1e-6))
     >>> history.learning_rate, history.best.score > history.start.score
     (0.1, True)
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,3 +34,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = set(map(id, kept.values()))
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
     items[:] = list(kept.values())
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Weights that a test or an example draws without a seed of its own do not depend on the tests before it."""
+    torch.manual_seed(0)
