@@ -19,6 +19,7 @@ from tensigma.layers.format import (
     temporary_formats,
 )
 from tensigma.layers.geometry import TARGETS, Geometry
+from tensigma.layers.grids import HALF, Grid, grid_of, set_grid_
 from tensigma.layers.kernel import hooks_of, kernels_of, to_kernels, to_weight, why_not
 from tensigma.layers.patterns import matches, select
 from tensigma.layers.recognition import find_compressed, original_fingerprint, recognise
@@ -39,12 +40,14 @@ from tensigma.layers.tucker2_format import Tucker2Format
 
 __all__ = [
     "FORMATS",
+    "HALF",
     "TARGETS",
     "CPFormat",
     "Compressed",
     "Cost",
     "Format",
     "Geometry",
+    "Grid",
     "Layer",
     "SVDFormat",
     "SpatialSVDFormat",
@@ -66,6 +69,7 @@ __all__ = [
     "format_of",
     "format_to_json",
     "from_modules",
+    "grid_of",
     "hooks_of",
     "joined",
     "kernels_of",
@@ -79,6 +83,7 @@ __all__ = [
     "register_format",
     "replace_",
     "select",
+    "set_grid_",
     "temporary_formats",
     "to_kernels",
     "to_layer",
