@@ -19,7 +19,7 @@ from tensigma.compression.sequential import fit_in_sequence, pair_moments, ridge
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, kernels_of
 from tensigma.running import Batches, OutOfOrder, silent
-from tensigma.solving import Solutions, Treatment, method_of, norm_of
+from tensigma.solving import Solutions, Treatment, method_of, norm_of, solve
 
 
 def disturbed(x: Tensor, seed: int) -> Tensor:
@@ -347,12 +347,49 @@ def test_memory_limits_the_samples() -> None:
     model, data = chain(0), batches(5)
     stats = ts.calibrate(model, data)
     plan = ts.plan(model, stats, ranks=ts.Ranks({"2": 3, "4": 3}), method="svd", saving="none")
-    # The maps at the second layer: 16 channels of 10 × 10 single-precision numbers, in both networks.
-    per_batch = 2 * 8 * 16 * 10 * 10 * 4
+    # The maps at the second layer: 16 channels of 10 × 10 single-precision numbers, in both networks; and the input.
+    per_batch = 2 * 8 * 16 * 10 * 10 * 4 + data[0].nbytes
     for memory, used in ((1, 1), (3 * per_batch, 3), (10 * per_batch, 5)):
         limited = fitted(model, plan, stats, data, memory=memory)
         for found, expected in zip(limited, fitted(model, plan, stats, data[:used]), strict=True):
             assert torch.equal(found, expected)
+
+
+def test_more_samples_join_where_maps_are_smaller() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1), nn.MaxPool2d(5), nn.Conv2d(16, 16, 1)
+    ).eval()
+    data = batches(5)
+    stats = ts.calibrate(model, data)
+    plan = ts.plan(model, stats, ranks=ts.Ranks({"1": 3, "3": 3}), method="svd", saving="none")
+    side = data[0].shape[-1]
+    memory = 2 * (2 * 8 * 16 * side**2 * 4 + data[0].nbytes)
+    solved = fit_in_sequence(model, plan, Batches(data), stats=stats, memory=memory)
+    assert (solved.first_samples, solved.samples) == (16, 40)
+    # The last layer is fitted on all samples, behind a layer that was fitted on two batches: as if only the last layer
+    # were to be fitted, in a network in which the other is replaced already.
+    alone = ts.plan(model, stats, ranks=ts.Ranks({"1": 3}), method="svd", saving="none")
+    first = fit_in_sequence(model, alone, Batches(data[:2]), stats=stats).solutions["1"][0]
+    for found, expected in zip(solved.solutions["1"][0].tensors().values(), first.tensors().values(), strict=True):
+        assert torch.equal(found, expected)
+    small = copy.deepcopy(model)
+    small[1] = copy.deepcopy(first.modules)
+    original, compressed = ([met_by(net, x) for x in data] for net in (model, small))
+    layer, treatment = model[3], plan.treatments["3"]
+    pairs = zip(compressed, original, strict=True)
+    activations = [([u], [without_bias(layer, x).detach()], len(u)) for u, x in pairs]
+    layer_stats, cross, output = pair_moments("3", layer, activations)
+    target = target_layer(treatment, layer, layer_stats, cross, output)
+    wanted = solve(treatment, target, layer_stats)
+    for found, expected in zip(solved.solutions["3"][0].tensors().values(), wanted.tensors().values(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def met_by(net: nn.Sequential, x: Tensor) -> Tensor:
+    """What the last layer is given."""
+    return net[:-1](x)
 
 
 class Either(nn.Module):

@@ -165,8 +165,35 @@ def test_live_bytes_are_those_of_the_maps_that_later_layers_need() -> None:
 
     batch = Batch(0, torch.ones(5, 8), None)
     # 5 samples with 100 numbers of the first layer and of its rectified copy, and 10 that enter the second.
-    assert live_bytes(Residual(), batch, ["first", "second"]) == 5 * (100 + 100 + 10) * 4
-    assert live_bytes(Residual(), batch, ["first"]) == 0
+    live = live_bytes(Residual(), batch, ["first", "second"])
+    assert live == {"first": 0, "second": 5 * (100 + 100 + 10) * 4}
     model, data = small_net(), batches(1)
     whole, part = (live_bytes(model, Batch(0, x, None), LAYERS) for x in (data[0], data[0][:4]))
-    assert whole == 2 * part > 0
+    assert whole == {name: 2 * n_bytes for name, n_bytes in part.items()}
+    assert max(whole.values()) > 0
+
+
+@pytest.mark.parametrize("after", [True, False], ids=["outputs", "inputs"])
+def test_batches_that_join_later_meet_what_they_would_have_met(after: bool) -> None:
+    model, other, data = small_net(), small_net(seed=1), batches(3)
+    mixed = small_net()
+    mixed.grouped = other.grouped
+    with halted_passes(model, numbered(data[:1]), LAYERS, after=after) as passes:
+        for name in LAYERS[:4]:
+            passes.advance(name)
+            if name == "grouped" and not after:
+                passes.substitute(name, other.grouped)
+        passes.join(numbered(data[1:]))
+        for name in LAYERS[4:]:
+            expected = [met(model if after else mixed, name, x, after=after) for x in data]
+            values = passes.advance(name)
+            assert all(torch.equal(value, wanted) for value, wanted in zip(values, expected, strict=True))
+
+
+def test_a_batch_that_joins_by_another_way_is_noticed() -> None:
+    model, ones = Ways(), torch.ones(2, 4)
+    with halted_passes(model, numbered([ones]), ["one", "two"], after=False) as passes:
+        passes.advance("one")
+        passes.join(numbered([-ones]))
+        with pytest.raises(OutOfOrder, match="a batch reached layer 'two' before layer 'one'"):
+            passes.advance("two")

@@ -168,6 +168,8 @@ def compress(
         )
         solved = dict(fitted.solutions)
         notes["sequential_samples"] = fitted.samples
+        if fitted.first_samples < fitted.samples:
+            notes["sequential_first_samples"] = fitted.first_samples
     else:
         jobs = jobs_for(model, plan.treatments, stats)
         solved = run_shared(jobs, solutions=solutions, keep=False, workers=workers, report=report)

@@ -9,14 +9,16 @@ and that layer, with the moments of x̃, is what is decomposed. It compensates f
 layer can. λ pulls towards the original weights, which inputs without variance keep.
 
 One pass of each network over the data is enough: the passes of all batches halt at a layer, it is solved and replaced,
-and all passes continue. Networks that do not call each layer once and in the same order for every batch run over the
-data once per layer instead.
+and all passes continue. Where maps become smaller more passes fit in memory, and more batches join: late layers have
+fewer rows per sample and need them most. Networks that do not call each layer once and in the same order for every
+batch run over the data once per layer instead.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 
 from tensigma.calibration import LayerStats, Moments, summable
 from tensigma.errors import InputError
@@ -64,10 +67,14 @@ _Activations = tuple[Sequence[Tensor], Sequence[Tensor], int]
 
 @dataclass(frozen=True)
 class FittedInSequence:
-    """Solutions, in the order of the plan, each with whether it was known already; and the samples fitted on."""
+    """Solutions, in the order of the plan, each with whether it was known already; and the samples fitted on.
+
+    Layers were fitted on ``samples`` of them, the first ones, where memory was short, on ``first_samples``.
+    """
 
     solutions: Mapping[str, tuple[Solution, bool]]
     samples: int
+    first_samples: int
 
 
 def fit_in_sequence(
@@ -84,9 +91,9 @@ def fit_in_sequence(
     """Solutions of all compressed layers of ``plan``, solved in the order in which ``model`` calls the layers.
 
     Both networks run over the data once, halting at every layer, with as many samples as keep the live activations of
-    all halted passes within ``memory`` bytes. ``model`` stays as it is. Networks that do not allow this run over
-    ``fewer`` batches, if given, once per layer. Layers that some batches call more often than others, or not at all,
-    are fitted to ``stats`` alone, before all others.
+    all halted passes within ``memory`` bytes at that layer. ``model`` stays as it is. Networks that do not allow this
+    run over ``fewer`` batches, if given, once per layer. Layers that some batches call more often than others, or not
+    at all, are fitted to ``stats`` alone, before all others.
     """
     batches.check_rereadable("sequential fitting (sequential=False avoids it)")
     with borrowed(model), torch.no_grad():
@@ -128,9 +135,10 @@ class _Sequence:
         layer_stats, cross, output = pair_moments(name, layer, activations)
         self._solve(name, target_layer(treatment, layer, layer_stats, cross, output), layer_stats)
 
-    def result(self, batches: Iterable[Batch]) -> FittedInSequence:
-        """All solutions, fitted on ``batches``."""
-        return FittedInSequence({name: self.solved[name] for name in self.plan.treatments}, sum(map(len, batches)))
+    def result(self, samples: int, first_samples: int | None = None) -> FittedInSequence:
+        """All solutions, fitted on so many samples."""
+        solutions = {name: self.solved[name] for name in self.plan.treatments}
+        return FittedInSequence(solutions, samples, samples if first_samples is None else first_samples)
 
     def _solve(self, name: str, target: nn.Module, layer_stats: LayerStats) -> None:
         job = Job(name, self.plan.treatments[name], target, layer_stats)
@@ -167,38 +175,66 @@ class _InOnePass(_Sequence):
         if any(count > 1 for count in calls.values()):
             raise OutOfOrder("some layers are called more than once")
         order = list(calls)
-        fit_batches = self._fit_batches(batches, first, order)
+        limits = self._limits(first, order)
+        waiting = _Waiting(batches)
+        sizes: list[int] = []
+        first_samples = 0
         self.fit_alone(name for name in names if name not in calls)
         with (
-            halted_passes(self.model, fit_batches, order, after=True) as original,
-            halted_passes(self.small, fit_batches, order, after=False) as small,
+            halted_passes(self.model, [], order, after=True) as original,
+            halted_passes(self.small, [], order, after=False) as small,
         ):
             for name in order:
+                joining = waiting.up_to(limits[name])
+                original.join(joining)
+                small.join(joining)
+                sizes += map(len, joining)
+                first_samples = first_samples or sum(sizes)
                 unbias = _unbias(self.model.get_submodule(name))
                 outputs, inputs = original.advance(name), small.advance(name)
-                triples = zip(inputs, outputs, fit_batches, strict=True)
-                self.fit_to(name, (([x], [unbias(y)], len(batch)) for x, y, batch in triples))
+                triples = zip(inputs, outputs, sizes, strict=True)
+                self.fit_to(name, (([x], [unbias(y)], size) for x, y, size in triples))
                 small.substitute(name, self._substitute(name))
-        return self.result(fit_batches)
+        logger.info("layers were fitted on %d to %d samples", first_samples, sum(sizes))
+        return self.result(sum(sizes), first_samples)
 
-    def _fit_batches(self, batches: Batches, first: Batch, order: Sequence[str]) -> list[Batch]:
-        """As many batches as memory allows, at least one."""
-        per_sample = 2 * live_bytes(self.model, first, order) / len(first)
-        most = max(len(first), int(self.memory / max(per_sample, 1)))
-        fit_batches: list[Batch] = []
-        samples = 0
-        for batch in batches:
-            if fit_batches and samples + len(batch) > most:
-                logger.info("sequential fitting uses %d samples, as many as fit in %d bytes", samples, self.memory)
-                break
-            fit_batches.append(batch)
-            samples += len(batch)
-        return fit_batches
+    def _limits(self, first: Batch, order: Sequence[str]) -> dict[str, int]:
+        """How many samples may have joined when the passes stand at each layer.
+
+        Samples stay to the end, so what a later layer allows limits the earlier ones too.
+        """
+        live = live_bytes(self.model, first, order)
+        inputs = sum(leaf.nbytes for leaf in tree_leaves(first.inputs) if isinstance(leaf, Tensor))
+        limits: dict[str, int] = {}
+        least = sys.maxsize
+        for name in reversed(order):
+            per_sample = (inputs + 2 * live[name]) / len(first)
+            least = min(least, max(len(first), int(self.memory / max(per_sample, 1))))
+            limits[name] = least
+        return limits
 
     def _substitute(self, name: str) -> nn.Module:
         weight = self.small.get_submodule(name).weight
         assert isinstance(weight, Tensor)
         return copy.deepcopy(self.solved[name][0].modules).to(weight).eval()
+
+
+class _Waiting:
+    """Batches that have not joined yet."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._rest = iter(batches)
+        self._next = next(self._rest, None)
+        self._joined = 0
+
+    def up_to(self, samples: int) -> list[Batch]:
+        """The next batches, as long as no more samples than these have joined in all; at least one at first."""
+        joining = []
+        while self._next is not None and (not self._joined or self._joined + len(self._next) <= samples):
+            joining.append(self._next)
+            self._joined += len(self._next)
+            self._next = next(self._rest, None)
+        return joining
 
 
 class _LayerByLayer(_Sequence):
@@ -211,7 +247,7 @@ class _LayerByLayer(_Sequence):
         for name, count in calls.items():
             self.fit_to(name, self._activations(name, count, batches))
             self._replace(name)
-        return self.result(batches)
+        return self.result(sum(map(len, batches)))
 
     def _activations(self, name: str, calls: int, batches: Batches) -> Iterable[_Activations]:
         unbias = _unbias(self.model.get_submodule(name))

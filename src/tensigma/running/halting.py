@@ -34,17 +34,26 @@ class HaltedPasses:
     """The passes of one model over several batches, all halted at the same layer."""
 
     def __init__(self, model: nn.Module, batches: Sequence[Batch], *, after: bool) -> None:
-        self._after = after
+        self._model, self._after = model, after
         self._substitutes: dict[str, nn.Module] = {}
-        self._passes = [_Pass(model, batch) for batch in batches]
+        self._passed: list[str] = []
+        self._passes: list[_Pass] = []
+        self.join(batches)
+
+    def join(self, batches: Sequence[Batch]) -> None:
+        """Let more batches start; they catch up with the others, without halting, at the next :meth:`advance`."""
+        self._passes += [_Pass(self._model, batch, skip=self._passed) for batch in batches]
 
     def advance(self, name: str) -> list[Tensor]:
         """Run all passes on to the layer ``name``; returns its output or input in each pass, batch by batch."""
+        self._passed.append(name)
         values = []
         for batch_pass in self._passes:
             batch_pass.resume()
+            place = "its end" if batch_pass.place is None else f"layer {batch_pass.place!r}"
+            if batch_pass.skip:
+                raise OutOfOrder(f"a batch reached {place} before layer {batch_pass.skip[0]!r}")
             if batch_pass.place != name:
-                place = "its end" if batch_pass.place is None else f"layer {batch_pass.place!r}"
                 raise OutOfOrder(f"a batch reached {place}, another one layer {name!r}")
             assert batch_pass.value is not None
             values.append(batch_pass.value)
@@ -80,7 +89,9 @@ class HaltedPasses:
 class _Pass:
     """One forward pass in its own thread."""
 
-    def __init__(self, model: nn.Module, batch: Batch) -> None:
+    def __init__(self, model: nn.Module, batch: Batch, *, skip: Sequence[str] = ()) -> None:
+        #: Layers that the other passes have left behind, which this one is to pass in the same order.
+        self.skip = list(skip)
         self.place: str | None = None
         self.value: Tensor | None = None
         self._failure: BaseException | None = None
@@ -105,7 +116,10 @@ class _Pass:
             raise failure
 
     def halt(self, name: str, value: Tensor) -> None:
-        """Called by the pass itself: hand over ``value`` and wait."""
+        """Called by the pass itself: hand over ``value`` and wait, unless the others have passed this layer already."""
+        if self.skip and self.skip[0] == name:
+            del self.skip[0]
+            return
         self.place, self.value = name, value
         self._halted.release()
         self._go.acquire()
@@ -188,24 +202,27 @@ class _LiveTensors(TorchDispatchMode):
         return sum(storages.values())
 
 
-def live_bytes(model: nn.Module, batch: Batch, names: Sequence[str]) -> int:
-    """The most bytes of activations that are alive when a pass over ``batch`` reaches one of the layers ``names``.
+def live_bytes(model: nn.Module, batch: Batch, names: Sequence[str]) -> dict[str, int]:
+    """Bytes of activations that are alive when a pass over ``batch`` reaches each of the layers ``names``.
 
     >>> model = nn.Sequential(nn.Linear(2, 100), nn.ReLU(), nn.Linear(100, 1))
     >>> live_bytes(model, Batch(0, torch.ones(3, 2), None), ["0", "2"])
-    1200
+    {'0': 0, '2': 1200}
     """
-    live, most = _LiveTensors(), 0
+    live = _LiveTensors()
+    at: dict[str, int] = {}
 
-    def hook(*_: Any) -> None:
-        nonlocal most
-        most = max(most, live.n_bytes)
+    def hook(name: str) -> Callable[..., None]:
+        def note(*_: Any) -> None:
+            at[name] = max(at.get(name, 0), live.n_bytes)
 
-    handles = [model.get_submodule(name).register_forward_pre_hook(hook) for name in names]
+        return note
+
+    handles = [model.get_submodule(name).register_forward_pre_hook(hook(name)) for name in names]
     try:
         with torch.no_grad(), live:
             run(model, batch)
     finally:
         for handle in handles:
             handle.remove()
-    return most
+    return at
