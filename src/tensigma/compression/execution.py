@@ -106,7 +106,7 @@ def compress(
         memory: What calibration may take for its sums, and what sequential fitting may take for the activations of its
             halted passes, in bytes or as text such as ``"4GB"``. Calibration then reads the data in several passes if
             need be, and sequential fitting uses fewer samples. By default calibration is not limited and sequential
-            fitting takes up to 2 GB.
+            fitting takes up to 1.25 GB.
 
     Under ``torchrun`` all processes call this with the same arguments; each solves its share, and all return the same
     model. Layers are then fitted independently of each other.

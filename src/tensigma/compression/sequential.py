@@ -59,7 +59,7 @@ RIDGE = 1e-3
 _ENOUGH = 10
 _RIDGE_OF_FEW = 0.3
 #: Bytes that the live activations of the halted passes may take together.
-MEMORY = 2 * 10**9
+MEMORY = 1_250_000_000
 
 #: Inputs in the small network and outputs of the original, one of each per call of a layer, and the number of samples.
 _Activations = tuple[Sequence[Tensor], Sequence[Tensor], int]
@@ -319,11 +319,13 @@ def ridge_regression(
     variance = second.diagonal(dim1=-2, dim2=-1).mean(-1)
     rounding = torch.finfo(dtype).eps * (variance + mean.square().mean(-1))
     tells = variance > rounding.clamp_min(torch.finfo(torch.float64).tiny)
-    # Relative to the variance, so that neither tiny nor huge inputs leave the range of the numbers.
+    # Relative to the variance, so that tiny and huge inputs stay within the range of the numbers. In place, because the
+    # moments of wide layers are large.
     scale = torch.where(tells, variance, 1.0)[:, None, None]
-    eye = torch.eye(second.shape[-1], dtype=second.dtype, device=second.device)
-    ridged = torch.where(tells[:, None, None], second / scale, torch.zeros_like(second)) + share * eye
-    aim = torch.where(tells[:, None, None], joint / scale, torch.zeros_like(joint)) + share * former
+    ridged, aim = second / scale, joint / scale
+    ridged[~tells], aim[~tells] = 0.0, 0.0
+    ridged.diagonal(dim1=-2, dim2=-1).add_(share)
+    aim += share * former
     lower, info = torch.linalg.cholesky_ex(ridged)
     # Rounding may leave moments slightly indefinite.
     best = torch.linalg.solve(ridged, aim.mT) if info.any() else torch.cholesky_solve(aim.mT, lower)
