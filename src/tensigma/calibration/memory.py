@@ -122,8 +122,8 @@ def plan_passes(estimate: MemoryEstimate, memory: int | None) -> list[list[str]]
         need = results + estimate.working([hardest])
         raise InputError(
             f"{{memory}} is too little: layer {hardest!r} needs {_readable(estimate.sums[hardest])} of sums, and the "
-            f"results of all {len(names)} layers {_readable(results)}; at least {_readable(_up(need))} in all. Choose fewer "
-            "layers with {layers}, or allow more memory",
+            f"results of all {len(names)} layers {_readable(results)}; at least {_readable(_up(need))} in all. Choose "
+            "fewer layers with {layers}, or allow more memory",
             parameters=(f"memory={_readable(memory)}", "layers"),
         )
     passes: list[list[str]] = [[]]
