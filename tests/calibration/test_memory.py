@@ -58,3 +58,21 @@ def test_wide_layers_are_counted_by_rows_where_samples_are_few():
     fc = {"fc": nn.Linear(25088, 16)}
     assert estimate_memory(fc, max_samples=1000).sums["fc"] == 4 * 25088 * 1000
     assert estimate_memory(fc).sums["fc"] == 8 * 25088**2
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [layers(), {"fc": nn.Linear(8192, 4)}, {"a": nn.Conv2d(64, 64, 7), "b": nn.Conv2d(3, 8, 3)}],
+    ids=["convolutions", "wide", "large kernel"],
+)
+def test_the_least_memory_does_not_depend_on_what_was_asked_and_is_enough(targets):
+    named = set()
+    for asked in (1_000, 1_000_000, 5_000_000):
+        with pytest.raises(InputError, match="is too little") as caught:
+            plan_passes(estimate_memory(targets, memory=asked), asked)
+        named.add(str(caught.value).partition("at least ")[2].partition(" in all")[0])
+    (least,) = named
+    memory = parse_bytes(least)
+    estimate = estimate_memory(targets, memory=memory)
+    for names in plan_passes(estimate, memory):
+        assert sum(estimate.results.values()) + estimate.working(names) <= memory

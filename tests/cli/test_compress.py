@@ -164,3 +164,41 @@ def test_report_is_written_again(run, run_json, stats: Path, weights: Path, plac
     assert (place / "page.html").read_text() == (place / "small/report.html").read_text()
     assert "--force" in run("report", "small/report.json", "--out", "page.html", code=1).stderr
     assert run_json("report", "small/report.json", "--out", "page.html", "--force")["report"]["rate"] > 1
+
+
+@pytest.mark.slow
+def test_resume_is_the_same_command_again(run, weights: Path, place: Path, monkeypatch: pytest.MonkeyPatch):
+    command = ("compress", MODEL, "--weights", weights, "--data", DATA, "--budget", "params=0.5", "--method", "svd")
+    assert "--resume needs the --cache" in run(*command, "--out", "small", "--resume", code=2).output
+    refused = run(*command, "--out", "small", "--cache", "cache", "--resume", code=2)
+    assert "holds nothing to go on from" in refused.output
+    real = ts.compress
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ts, "compress", interrupted)
+    result = run(*command, "--out", "small", "--cache", "cache", code=130)
+    assert "cache holds what was computed so far; the same command goes on from there" in " ".join(
+        result.output.split()
+    )
+    assert not (place / "small").exists()
+    monkeypatch.setattr(ts, "compress", real)
+    kept = {file.name for file in (place / "cache").iterdir()}
+    assert {name.partition("-")[0] for name in kept} >= {"curve", "effects"}
+
+    def computed_again(*_: object, **__: object) -> None:
+        raise AssertionError("a curve or an effect is computed again")
+
+    monkeypatch.setattr("tensigma.planning.planning_store.curve", computed_again)
+    monkeypatch.setattr("tensigma.planning.effects._squares", computed_again)
+    run(*command, "--out", "small", "--cache", "cache", "--resume")
+    assert (place / "small" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_a_plan_keeps_what_it_computes(run, stats: Path, weights: Path, place: Path, monkeypatch: pytest.MonkeyPatch):
+    command = ("plan", MODEL, "--weights", weights, "--stats", stats, "--budget", "params=0.5", "--method", "svd")
+    first = run(*command, "--cache", "cache").stdout
+    monkeypatch.setattr("tensigma.planning.planning_store.curve", pytest.fail)
+    assert run(*command, "--cache", "cache").stdout == first

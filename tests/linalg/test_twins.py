@@ -23,6 +23,9 @@ from tensigma.linalg import (
     Tucker2,
     Tucker2Factors,
     WeightedTucker2,
+    output_basis,
+    share_lost,
+    svd_errors,
 )
 
 SHAPES = [(10, 8, 3, 3), (16, 6, 3, 3), (6, 14, 2, 3), (9, 7, 4)]
@@ -247,3 +250,42 @@ def test_equal_weights_are_the_classical_problem(seed):
     weight = problems.kernel((8, 6, 3, 3), seed)
     classical = Tucker2(4, 3).fit(weight, Metric.identity(54)).error
     assert WeightedTucker2(4, 3).fit(weight, torch.full_like(weight, 7.0)).error == pytest.approx(classical, rel=1e-3)
+
+
+class TestFewRows:
+    """A wide layer that few rows reach is decomposed by way of the rows; its twin decomposes the whole moment."""
+
+    @staticmethod
+    def problem(seed: int, rows: int = 6) -> tuple[torch.Tensor, Metric]:
+        generator = torch.Generator().manual_seed(seed)
+        weight = torch.randn(40, 60, generator=generator)
+        inputs = torch.randn(rows, 60, generator=generator) * torch.linspace(0.2, 3, 60)
+        return weight, Metric.from_rows(inputs, inputs.mean(0))
+
+    def test_errors_are_those_of_the_whole_moment(self, seed: int) -> None:
+        weight, metric = self.problem(seed)
+        whole = share_lost(energies := output_basis(weight, metric)[0], energies.sum())
+        assert torch.allclose(svd_errors(weight, metric), whole, atol=1e-5)
+
+    @pytest.mark.parametrize("rank", [1, 3, 5, 20])
+    def test_solutions_are_as_good_as_those_of_the_whole_moment(self, seed: int, rank: int) -> None:
+        weight, metric = self.problem(seed)
+        basis = output_basis(weight, metric)[1][:, :rank].float()
+        assert SVD(rank).fit(weight, metric).error <= metric.relative_error(weight, basis @ (basis.T @ weight)) + 1e-5
+
+    def test_the_whole_moment_is_decomposed_only_beyond_what_rows_see(
+        self, seed: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        weight, metric = self.problem(seed)
+        real, sizes = torch.linalg.eigh, []
+
+        def noting(matrix: torch.Tensor) -> object:
+            sizes.append(len(matrix))
+            return real(matrix)
+
+        monkeypatch.setattr(torch.linalg, "eigh", noting)
+        svd_errors(weight, metric)
+        SVD(5).fit(weight, metric)
+        assert max(sizes) == 6
+        SVD(6).fit(weight, metric)
+        assert max(sizes) == 40

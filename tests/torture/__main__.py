@@ -44,9 +44,6 @@ def main() -> int:
         }
         n_networks, n_kills = max(1, round(NETWORKS * options.scale)), max(1, round(KILLS * options.scale))
         parts["random networks"] = lambda tally: networks.torture(n_networks, options.seed, place / "networks", tally)
-        parts["random networks, exported"] = lambda tally: networks.torture(
-            max(1, n_networks // 10), options.seed + 1, place / "networks", tally, export=True
-        )
         parts["kills"] = lambda tally: kills.torture(n_kills, options.seed, place / "kills", tally)
         parts["places"] = lambda tally: places.torture(place / "places", tally)
         for name, run in parts.items():

@@ -20,7 +20,7 @@ from torch import nn
 import tensigma as ts
 from tensigma.cli.report import read_report
 from tensigma.errors import TensigmaError
-from tensigma.finetuning.history import Epoch
+from tensigma.finetuning.history import Epoch, FineTuning, RateHistory
 from tensigma.finetuning.unfinished import Unfinished
 from tensigma.layers import Geometry
 from tensigma.running.timetable import TimeTable
@@ -114,13 +114,19 @@ def _read_checkpoint(folder: Path) -> Value:
 
 
 def _write_plan(folder: Path) -> None:
-    ts.plan(network(), ts.calibrate(network(), [images()]), ranks=ts.Ranks({"*": 2})).save(folder / "plan.json")
+    plan = ts.plan(network(), ts.calibrate(network(), [images()]), budget=ts.Params(0.8), data=[images()])
+    plan.save(folder / "plan.json")
 
 
 def _read_plan(folder: Path) -> Value:
     plan = ts.Plan.load(folder / "plan.json")
     # All that anybody does with a plan before it is carried out.
     str(plan), repr(plan), plan.rate
+    weighing, drop = plan.notes.get("weighing"), plan.notes.get("drop")
+    if weighing is not None:
+        ts.planning.weighing_in_words(weighing), weighing.get("data")
+    if drop is not None:
+        drop.get("data")
     sizes = (plan.before.params, plan.after.params, plan.before.macs, plan.after.macs)
     if min(sizes) < 0:
         raise AssertionError(f"negative totals {sizes}")
@@ -131,18 +137,34 @@ def _read_plan(folder: Path) -> Value:
     return json.dumps(plan.to_json())
 
 
+_START = Epoch(epoch=0, loss=None, validation_loss=0.7, score=0.5, samples=0, seconds=0.0)
+
+
 def _write_report(folder: Path) -> None:
     stats = ts.calibrate(network(), [images()])
-    plan = ts.plan(network(), stats, budget=ts.Params(0.7))
+    plan = ts.plan(network(), stats, budget=ts.Params(0.7), data=[images()])
     small, report = ts.compress(network(), plan, stats)
-    evaluation = ts.evaluate(small, [images()], original=network())
-    noted = report.with_notes(evaluation=evaluation.to_json(), model="mine", comparison=[])
+    evaluation = ts.evaluate(small, [images()], original=network(), latency=True, rounds=1, confidence=0.95)
+    first = Epoch(epoch=1, loss=0.5, validation_loss=0.6, score=0.6, samples=10, seconds=1.0)
+    tuning = FineTuning(
+        measure="top1",
+        optimizer="adam",
+        start=_START,
+        rates=(RateHistory(learning_rate=0.1, epochs=(first,), ended="all epochs"),),
+        learning_rate=0.1,
+        epoch=1,
+        validation_samples=10,
+        seconds=1.0,
+    )
+    noted = report.with_notes(
+        evaluation=evaluation.to_json(), model="mine", comparison=[], finetuning=tuning.to_json(), samples=12
+    )
     (folder / "report.json").write_text(json.dumps(noted.to_json()))
 
 
 def _read_report(folder: Path) -> Value:
     report, evaluation, runs = read_report(folder / "report.json")
-    str(report)
+    str(report), str(evaluation)
     ts.report.render_report(report, evaluation=evaluation, comparison=runs)
     return json.dumps([report.to_json(), evaluation and evaluation.to_json()])
 
@@ -171,7 +193,6 @@ def _read_solution(folder: Path) -> Value:
     return (_tensors(solution.tensors()), solution.error, solution.frobenius_error, solution.converged)
 
 
-_START = Epoch(epoch=0, loss=None, validation_loss=0.7, score=0.5, samples=0, seconds=0.0)
 _FACTS = {"epochs": 3, "rates": [0.1, 0.01]}
 
 
@@ -328,18 +349,29 @@ _VALUES: tuple[Any, ...] = (
 )
 
 
-def _places(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def places(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to every value in ``data``, from ``path`` on."""
     children = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    return [path, *(place for key, value in children for place in _places(value, (*path, key)))]
+    return [path, *(place for key, value in children for place in places(value, (*path, key)))]
+
+
+def changed_at(text: str, path: tuple[Any, ...], value: Any) -> str:
+    """The same JSON with another value in one place."""
+    data = json.loads(text)
+    parent = data
+    for key in path[:-1]:
+        parent = parent[key]
+    parent[path[-1]] = value
+    return json.dumps(data)
 
 
 def _change_json(text: str, dice: random.Random) -> str:
     """The same JSON with one value replaced, removed, moved or given twice."""
     data = json.loads(text)
-    places = _places(data)
+    every = places(data)
     # Names of layers have large subtrees; half of the changes are near the root.
-    shallow = [place for place in places if len(place) <= 2]
-    path = dice.choice(shallow if dice.random() < 0.5 else places)
+    shallow = [place for place in every if len(place) <= 2]
+    path = dice.choice(shallow if dice.random() < 0.5 else every)
     if not path:
         return json.dumps(dice.choice(_VALUES))
     parent = data
@@ -352,7 +384,7 @@ def _change_json(text: str, dice: random.Random) -> str:
         parent[f"{path[-1]}x"] = parent.pop(path[-1])
     elif kind < 0.4:
         other = data
-        for key in dice.choice(places):
+        for key in dice.choice(every):
             other = other[key]
         parent[path[-1]] = json.loads(json.dumps(other))
     else:
@@ -392,16 +424,21 @@ def torture(parser: Parser, n: int, seed: int, folder: Path, tally: Tally) -> No
         shutil.copytree(good, place)
         file = dice.choice(files)
         case = f"{parser.name}, case {number} of seed {seed}: {damage(place / file, dice)} in {file}"
-        try:
-            value = repr(parser.read(place))
-        except TensigmaError:
-            tally.add("refused", case)
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            tally.add("crashed", f"{case}: {type(error).__name__}: {error!s:.100} ({where.filename}:{where.lineno})")
-        else:
-            if value == expected:
-                tally.add("solved again" if parser.heals else "unchanged", case)
-            else:
-                tally.add("edited" if parser.editable else "silently wrong", case)
+        read_into(tally, parser, place, case, expected)
     shutil.rmtree(folder)
+
+
+def read_into(tally: Tally, parser: Parser, place: Path, case: str, expected: str = "") -> None:
+    """Read a damaged file, and count how it ends."""
+    try:
+        value = repr(parser.read(place))
+    except TensigmaError:
+        tally.add("refused", case)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        tally.add("crashed", f"{case}: {type(error).__name__}: {error!s:.100} ({where.filename}:{where.lineno})")
+    else:
+        if value == expected:
+            tally.add("solved again" if parser.heals else "unchanged", case)
+        else:
+            tally.add("edited" if parser.editable else "silently wrong", case)

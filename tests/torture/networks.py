@@ -54,7 +54,11 @@ def random_network(dice: random.Random) -> tuple[nn.Module, Tensor]:
         }
         if options["padding"] == "same":
             options["stride"] = 1
-        layer = conv(channels, out, kernel, **options)  # type: ignore[arg-type]
+        layer: nn.Module = conv(channels, out, kernel, **options)  # type: ignore[arg-type]
+        if dice.random() < 0.15:
+            transposed = nn.ConvTranspose2d if axes == 2 else nn.ConvTranspose1d
+            plain = {key: options[key] for key in ("stride", "dilation", "bias", "groups")}
+            layer = transposed(channels, out, kernel, **plain)
         try:
             with torch.no_grad():
                 probe = nn.Sequential(*layers, layer).eval()(images)
@@ -72,7 +76,7 @@ def random_network(dice: random.Random) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*layers).eval(), images
 
 
-def torture(n: int, seed: int, folder: Path, tally: Tally, *, export: bool = False) -> None:
+def torture(n: int, seed: int, folder: Path, tally: Tally, *, export: bool = True) -> None:
     """``n`` random networks."""
     for number in range(n):
         dice = random.Random(f"network {seed} {number}")
@@ -100,7 +104,7 @@ def _laws(model: nn.Module, images: Tensor, dice: random.Random, folder: Path, *
     before = {key: value.clone() for key, value in model.state_dict().items()}
     _full_rank_changes_nothing(model, images, dice.choice(_METHODS))
     stats = ts.calibrate(model, images.split(5))
-    share = dice.choice((0.5, 0.7, 0.9))
+    share = dice.choice((0.6, 0.8, 0.95))
     budget = dice.choice((ts.Params(share), ts.Macs(share)))
     plan = ts.plan(model, stats, budget=budget)
     small, report = ts.compress(model, plan, stats, workers=1)

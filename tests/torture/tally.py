@@ -17,6 +17,8 @@ class Tally:
 
     counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
+    #: Other numbers worth keeping, by name.
+    facts: dict[str, int | float] = field(default_factory=dict)
 
     def add(self, outcome: str, case: str = "") -> None:
         """One more case with this outcome."""
@@ -31,7 +33,7 @@ class Tally:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {"cases": self.total, **dict(sorted(self.counts.items())), "faults": self.faults[:_SHOWN]}
+        return {"cases": self.total, **dict(sorted(self.counts.items())), **self.facts, "faults": self.faults[:_SHOWN]}
 
     def check(self) -> None:
         """Fail with the first faults, if there are any."""

@@ -94,10 +94,12 @@ def estimate_memory(
         # Products of one layer before they are added, and one tap with all taps for the result.
         blocks = max(blocks, lags // window.groups, UnfoldSums.n_bytes(window) // window.n_taps)
         most_taps = max(most_taps, window.n_taps)
-    total = PENDING_TOTAL
+    pending = min(PENDING_LAYER, PENDING_TOTAL // max(1, len(targets)))
     if memory is not None:
-        total = min(total, max(0, memory - sum(results.values())) // 16)
-    pending = min(PENDING_LAYER, total // max(1, len(targets)))
+        free = memory - sum(results.values())
+        # Buffers only make it faster; what sums and products leave is enough for them.
+        left = free - blocks - max(sums.values(), default=0)
+        pending = max(0, min(pending, free // 16 // max(1, len(targets)), left // (4 + most_taps)))
     # Spectra take about three times the maps they are made from, unfolded maps once for every tap.
     scratch = blocks + 3 * pending + min(BLOCK_BYTES, most_taps * pending)
     return MemoryEstimate(sums=sums, results=results, pending=pending, scratch=scratch)
@@ -120,8 +122,8 @@ def plan_passes(estimate: MemoryEstimate, memory: int | None) -> list[list[str]]
         need = results + estimate.working([hardest])
         raise InputError(
             f"{{memory}} is too little: layer {hardest!r} needs {_readable(estimate.sums[hardest])} of sums, and the "
-            f"results of all {len(names)} layers {_readable(results)}; at least {_readable(need)} in all. Choose fewer "
-            "layers with {layers}, or allow more memory",
+            f"results of all {len(names)} layers {_readable(results)}; at least {_readable(_up(need))} in all. Choose "
+            "fewer layers with {layers}, or allow more memory",
             parameters=(f"memory={_readable(memory)}", "layers"),
         )
     passes: list[list[str]] = [[]]
@@ -130,6 +132,16 @@ def plan_passes(estimate: MemoryEstimate, memory: int | None) -> list[list[str]]
             passes.append([])
         passes[-1].append(name)
     return passes
+
+
+def _up(size: int) -> int:
+    """Rounded up to three digits, so that who asks for what is shown gets enough.
+
+    >>> _up(1_342_177_281), _up(999)
+    (1350000000, 999)
+    """
+    unit = 10 ** max(0, len(str(size)) - 3)
+    return -(-size // unit) * unit
 
 
 def _readable(size: float) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +15,7 @@ from tensigma.cli.options import (
     AnswersOption,
     BatchSize,
     BudgetOption,
+    CacheFolder,
     DataNames,
     Device,
     ForceWeights,
@@ -39,7 +38,15 @@ from tensigma.cli.outputs import MODEL, claim_folder, is_output, to_json, write_
 from tensigma.cli.plan import plan_facts
 from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
-from tensigma.cli.sources import Planned, Sources, check_absent, check_choice, recipe_of
+from tensigma.cli.sources import (
+    Planned,
+    Sources,
+    check_absent,
+    check_choice,
+    check_resumable,
+    recipe_of,
+    saying_how_to_resume,
+)
 from tensigma.cli.tables import plan_table, report_table, summary_table
 from tensigma.errors import InputError, MissingExtra
 from tensigma.files import seal, whole_folder
@@ -85,13 +92,12 @@ ReestimateBN = Annotated[
     bool,
     typer.Option("--reestimate-bn", help="Then estimate BatchNorm statistics again on --data.", rich_help_panel=_HOW),
 ]
-CacheFolder = Annotated[
-    Path | None,
+Resume = Annotated[
+    bool,
     typer.Option(
-        "--cache",
-        metavar="DIR",
-        help="Folder for curves and solved layers. What is found there is not computed again: after an interruption, "
-        "the same command goes on where it stopped.",
+        "--resume",
+        help="Go on where the same command stopped. It is the same command again: --cache alone does that, and this "
+        "option only refuses a --cache that holds nothing.",
     ),
 ]
 
@@ -125,6 +131,7 @@ def compress(
     evaluate: Evaluate = True,
     latency: WithLatency = False,
     cache: CacheFolder = None,
+    resume: Resume = False,
     device: Device = None,
     seed: Seed = 0,
     force: ForceWeights = False,
@@ -171,6 +178,8 @@ def compress(
     check_choice(budget=budget, ranks=ranks, plan=plan)
     if plan is not None:
         check_absent(context, "method", "norm", "layers", "skip", "holdout", "weigh")
+    if resume:
+        check_resumable(cache)
     claim_folder(screen, out, force=force, format=MODEL)
     plan_or_recipe = (
         recipe_of(budget, ranks, method, norm, layers, skip, seed, weigh, answers)
@@ -186,7 +195,7 @@ def compress(
     if refine is not None:
         ts.running.check_gradients(network, "--refine", ts.compression.WITHOUT_REFINEMENT)
     sources = Sources(stats, images, held_out, max_samples, seed, device, check=not force, memory=memory, cache=cache)
-    with _saying_how_to_resume(screen, cache), ts.running.process_group(device):
+    with saying_how_to_resume(screen, cache), ts.running.process_group(device):
         if isinstance(plan_or_recipe, ts.Plan):
             planned = sources.load(screen, network, plan_or_recipe)
         else:
@@ -224,16 +233,6 @@ def compress(
         result = Result(small, result.plan, evaluated, evaluation)
     result.write_report(out, page=page)
     result.show(screen, out)
-
-
-@contextmanager
-def _saying_how_to_resume(screen: Screen, cache: Path | None) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        if cache is not None and cache.exists():
-            screen.note(f"{cache} holds what was computed so far; the same command goes on from there")
-        raise
 
 
 def _can_render(screen: Screen) -> bool:

@@ -193,3 +193,12 @@ ForceWeights = Annotated[
         rich_help_panel=_WHAT,
     ),
 ]
+CacheFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        metavar="DIR",
+        help="Folder for curves, effects, trials and solved layers. What is found there is not computed again: after "
+        "an interruption, the same command goes on where it stopped.",
+    ),
+]

@@ -14,6 +14,7 @@ from tensigma.cli.options import (
     AnswersOption,
     BatchSize,
     BudgetOption,
+    CacheFolder,
     DataNames,
     Device,
     ForceWeights,
@@ -33,7 +34,7 @@ from tensigma.cli.options import (
 )
 from tensigma.cli.outputs import claim_file
 from tensigma.cli.screen import Screen
-from tensigma.cli.sources import Sources, check_choice, recipe_of
+from tensigma.cli.sources import Sources, check_choice, recipe_of, saying_how_to_resume
 from tensigma.cli.tables import plan_table
 
 Out = Annotated[
@@ -59,6 +60,7 @@ def plan(
     max_samples: MaxSamples = None,
     batch_size: BatchSize = 64,
     workers: Workers = 1,
+    cache: CacheFolder = None,
     device: Device = None,
     seed: Seed = 0,
     out: Out = None,
@@ -94,8 +96,9 @@ def plan(
     recipe = recipe_of(budget, ranks, method, norm, layers, skip, seed, weigh, answers)
     network = model_of(screen, model, weights, device, seed)
     images, held_out = data_of(data, batch_size, workers), data_of(holdout, batch_size, workers)
-    sources = Sources(stats, images, held_out, max_samples, seed, device, check=not force)
-    chosen = sources.plan(screen, network, recipe, weigh).plan
+    sources = Sources(stats, images, held_out, max_samples, seed, device, check=not force, cache=cache)
+    with saying_how_to_resume(screen, cache):
+        chosen = sources.plan(screen, network, recipe, weigh).plan
     if out is not None and screen.speaks:
         out.parent.mkdir(parents=True, exist_ok=True)
         chosen.save(out)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +34,25 @@ def check_absent(context: typer.Context, *names: str) -> None:
             f"--plan has decided what {' and '.join(f'--{name}' for name in typed)} would decide; leave one of them "
             "out, or edit the file of the plan"
         )
+
+
+def check_resumable(cache: Path | None) -> None:
+    """Refuse to resume without a folder that holds anything."""
+    if cache is None:
+        raise typer.BadParameter("--resume needs the --cache of the command that was interrupted")
+    if not cache.is_dir() or not any(cache.iterdir()):
+        raise typer.BadParameter(f"--resume: {cache} holds nothing to go on from; leave out --resume to start")
+
+
+@contextmanager
+def saying_how_to_resume(screen: Screen, cache: Path | None) -> Iterator[None]:
+    """If the block fails or is interrupted, say what was kept."""
+    try:
+        yield
+    except BaseException:
+        if cache is not None and cache.exists():
+            screen.note(f"{cache} holds what was computed so far; the same command goes on from there")
+        raise
 
 
 def recipe_of(

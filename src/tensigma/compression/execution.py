@@ -100,8 +100,8 @@ def compress(
         progress: True for lines in the log, or a function that is called with a
             :class:`~tensigma.solving.CompressionProgress` after each layer, while refining with a
             :class:`~tensigma.compression.RefinementProgress`, and with what calibration and planning report.
-        cache: A folder for solutions and, in the one-call form, for the curves and trials of planning. What is found
-            there is not computed again, so the same call resumes a killed run.
+        cache: A folder for solutions and, in the one-call form, for curves, effects and trials of planning. What is
+            found there is not computed again, so the same call resumes a killed run.
         workers: How many small layers are solved in parallel; by default, the number of torch threads.
         memory: What calibration may take for its sums, and what sequential fitting may take for the activations of its
             halted passes, in bytes or as text such as ``"4GB"``. Calibration then reads the data in several passes if

@@ -22,7 +22,7 @@ from tensigma.files import (
     sequence,
     text,
 )
-from tensigma.planning import FRONT_VERSION
+from tensigma.planning import FRONT_VERSION, NOTE_CHECKS
 from tensigma.text import count, share, table
 
 FORMAT = "tensigma-report"
@@ -80,6 +80,8 @@ _NOTES = record(
         "searched_on": optional(text()),
         "evaluation": optional(mapping(anything)),
         "comparison": sequence(anything),
+        "finetuning": optional(mapping(anything)),  # checks itself
+        **NOTE_CHECKS,
     },
     others=anything,
 )

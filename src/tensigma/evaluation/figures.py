@@ -16,7 +16,7 @@ from tensigma.errors import StoreError
 from tensigma.evaluation.certificate import Certificate, check_confidence
 from tensigma.evaluation.latency import Timing, measure_latency
 from tensigma.evaluation.size import Size, size_of
-from tensigma.files import anything, integer, mapping, number, optional, record
+from tensigma.files import anything, integer, mapping, number, optional, record, text
 from tensigma.running import (
     Answers,
     Batch,
@@ -40,8 +40,7 @@ from tensigma.text import count, table
 FORMAT = "tensigma-evaluation"
 VERSION = 1
 _SHARE = optional(number(0, 1))
-#: The figures whose values are checked when they are read.
-_CHECKED = record(
+_FIGURES = record(
     {
         "samples": integer(),
         "top1": _SHARE,
@@ -59,9 +58,16 @@ _CHECKED = record(
                 }
             )
         ),
-        "original": optional(mapping(anything)),
+        "original": optional(mapping(anything)),  # checks itself
     },
-    {"certificate": optional(mapping(anything))},
+    {
+        "certificate": optional(mapping(anything)),  # checks itself
+        "answers": text(),
+        "measure": text(),
+        "likeness": optional(number()),
+        **dict.fromkeys(("position_agreement", "iou", "label_iou", "precision", "label_precision"), _SHARE),
+        "error": optional(number(0)),
+    },
     others=anything,
 )
 #: Every share that may be measured, with its title.
@@ -175,7 +181,7 @@ class Evaluation:
         if data.get("format", FORMAT) != FORMAT or data.get("version", VERSION) != VERSION:
             raise StoreError(f"this is not an evaluation of version {VERSION}, written by Evaluation.to_json")
         try:
-            _CHECKED(data, "the evaluation is damaged")
+            _FIGURES(data, "the evaluation is damaged")
             # Fields with a default came later; results written before have none of them.
             values = {
                 field.name: data[field.name] if field.default is MISSING else data.get(field.name, field.default)

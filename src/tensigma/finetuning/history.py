@@ -7,11 +7,37 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 from tensigma.errors import StoreError
+from tensigma.files import anything, integer, number, optional, record, sequence, text
 from tensigma.running import Progress, samples_per_second
 from tensigma.text import share, table
 
 FORMAT = "tensigma-finetuning"
 VERSION = 1
+#: What a stored epoch holds.
+EPOCH = record(
+    {
+        "epoch": integer(),
+        "loss": optional(number()),
+        "validation_loss": optional(number()),
+        "score": number(0, 1),
+        "samples": integer(),
+        "seconds": number(0),
+    }
+)
+_TUNING = record(
+    {
+        "measure": text(),
+        "optimizer": text(),
+        "start": EPOCH,
+        "rates": sequence(record({"learning_rate": number(0), "epochs": sequence(EPOCH, least=1), "ended": text()})),
+        "learning_rate": optional(number(0)),
+        "epoch": integer(),
+        "validation_samples": integer(),
+        "seconds": number(0),
+    },
+    {"library": text(), "answers": text()},
+    others=anything,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,19 +140,20 @@ class FineTuning:
         >>> FineTuning.from_json(tuning.to_json()) == tuning, tuning.best == start
         (True, True)
         """
-        if data.get("format") != FORMAT or data.get("version") != VERSION:
+        if not isinstance(data, Mapping) or data.get("format") != FORMAT or data.get("version") != VERSION:
             raise StoreError(f"this is not a fine-tuning of version {VERSION}, written by FineTuning.to_json")
-        try:
-            values = {field.name: data[field.name] for field in fields(cls) if field.name != "answers"}
-            values["answers"] = data.get("answers", "")
-            values["start"] = Epoch(**values["start"])
-            values["rates"] = tuple(
-                RateHistory(**{**rate, "epochs": tuple(Epoch(**epoch) for epoch in rate["epochs"])})
-                for rate in values["rates"]
-            )
-            return cls(**values)
-        except (KeyError, TypeError) as error:
-            raise StoreError(f"the fine-tuning is damaged: {error}") from None
+        _TUNING(data, "the fine-tuning is damaged")
+        values = {field.name: data[field.name] for field in fields(cls) if field.name in data}
+        values["start"] = Epoch(**values["start"])
+        values["rates"] = tuple(
+            RateHistory(**{**rate, "epochs": tuple(Epoch(**epoch) for epoch in rate["epochs"])})
+            for rate in values["rates"]
+        )
+        tuning = cls(**values)
+        kept = next((rate for rate in tuning.rates if rate.learning_rate == tuning.learning_rate), None)
+        if tuning.learning_rate is not None and (kept is None or not 1 <= tuning.epoch <= len(kept.epochs)):
+            raise StoreError("the fine-tuning is damaged: the epoch that was kept is not among its epochs")
+        return tuning
 
     def __str__(self) -> str:
         header = ["learning rate", "epochs", "best epoch", "loss", "validation loss", self.measure, "ended by"]

@@ -27,8 +27,6 @@ from tensigma.files import (
     check_seal,
     integer,
     mapping,
-    number,
-    optional,
     parse_json,
     read_json,
     record,
@@ -37,29 +35,19 @@ from tensigma.files import (
     text,
     whole_file,
 )
-from tensigma.finetuning.history import Epoch
+from tensigma.finetuning.history import EPOCH, Epoch
 from tensigma.running import content_digests
 
 FORMAT = "tensigma-finetuning-checkpoint"
 _VERSION = 2
 _RUN = "run.json"
-_EPOCH = record(
-    {
-        "epoch": integer(),
-        "loss": optional(number()),
-        "validation_loss": optional(number()),
-        "score": number(0, 1),
-        "samples": integer(),
-        "seconds": number(0),
-    }
-)
-_NOTED = record({"history": sequence(_EPOCH), "tensors": mapping(text()), SEAL: text()})
+_NOTED = record({"history": sequence(EPOCH), "tensors": mapping(text()), SEAL: text()})
 _STATE = record(
     {
         "format": text(FORMAT),
         "version": integer(_VERSION, _VERSION),
         "facts": mapping(anything),
-        "start": _EPOCH,
+        "start": EPOCH,
         SEAL: text(),
     }
 )

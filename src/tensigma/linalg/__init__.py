@@ -18,7 +18,7 @@ from tensigma.linalg.rounding import RoundedKernel, Rounding
 from tensigma.linalg.solver import RankTuple, Solver, option_names, rank_names
 from tensigma.linalg.spatial_svd import SpatialSVD, SpatialSVDFactors, spatial_svd_errors
 from tensigma.linalg.spectra import Spectra, input_spectrum, output_spectrum
-from tensigma.linalg.svd import SVD, SVDFactors, output_basis, svd_errors, svd_rank
+from tensigma.linalg.svd import SVD, SVDFactors, output_basis, seen_basis, svd_errors, svd_rank
 from tensigma.linalg.tensor_train import TensorTrain, TensorTrainFactors
 from tensigma.linalg.tucker2 import Tucker2, Tucker2Factors, tucker2_errors, tucker2_ranks
 from tensigma.linalg.vbmf import alpha_rank, vbmf_rank
@@ -57,6 +57,7 @@ __all__ = [
     "power_law",
     "rank_grid",
     "rank_names",
+    "seen_basis",
     "share_lost",
     "spatial_svd_errors",
     "svd_errors",

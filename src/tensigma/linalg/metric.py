@@ -114,6 +114,16 @@ class Metric:
         return self._gram is None and self._rows is None
 
     @property
+    def n_rows(self) -> int | None:
+        """How many input rows Σ is held as; None if it is not."""
+        return None if self._rows is None else len(self._rows)
+
+    def seen(self, matrix: Tensor) -> Tensor:
+        """The outputs for the rows, (t, n), divided by √n."""
+        assert self._rows is not None
+        return matrix @ self._rows.T
+
+    @property
     def dtype(self) -> torch.dtype | None:
         """Precision of Σ; None for the identity, which takes that of the kernel."""
         held = self._gram if self._gram is not None else self._rows
@@ -141,7 +151,7 @@ class Metric:
     def outputs(self, matrix: Tensor) -> Tensor:
         """M Σ Mᵀ, the (t, t) second moment of the layer's outputs, exactly symmetric."""
         if self._rows is not None:
-            seen = matrix @ self._rows.T
+            seen = self.seen(matrix)
             return seen @ seen.T
         moment = self.times(matrix) @ matrix.T
         return (moment + moment.T) / 2

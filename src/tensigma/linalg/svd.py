@@ -23,6 +23,7 @@ from tensigma.linalg.vbmf import alpha_rank, vbmf_rank
 
 # How many ranks the error curve has. More change no choice by more than its rounding.
 _CURVE_RANKS = 64
+_BLOCK = 512  # rows of a kernel that are copied to float64 at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,20 +98,20 @@ class SVD(Solver):
         matrix = kernel.flatten(1)
         if self.rank == min(t, d):
             return Fit(_unchanged(kernel), (0.0,), converged=True)
-        basis = output_basis(matrix, metric)[1][:, : self.rank].to(kernel.dtype)
+        basis = _leading_basis(matrix, metric, self.rank).to(kernel.dtype)
         factors = SVDFactors(basis, (basis.T @ matrix).reshape(self.rank, *kernel.shape[1:]))
         return Fit(factors, (metric.relative_error(kernel, factors.to_dense()),), converged=True)
 
 
 def svd_errors(weight: Tensor, metric: Metric) -> Tensor:
-    """Squared relative errors of the best approximations of rank 1, 2, … min(t, d): exact, in float64.
+    """Squared relative errors of the best approximations of rank 1, 2, … min(t, d), in float64.
 
     >>> svd_errors(torch.diag(torch.tensor([2.0, 2.0, 0.0])), Metric.identity(3)).round(decimals=6).tolist()
     [0.5, 0.0, 0.0]
     """
     kernel = check_kernel(weight, metric)
     matrix = kernel.flatten(1)
-    energies = output_basis(matrix, metric.to(kernel))[0][: min(matrix.shape)]
+    energies, _ = seen_basis(matrix, metric.to(kernel))
     return share_lost(energies, energies.sum())
 
 
@@ -146,6 +147,55 @@ def output_basis(matrix: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
         moment = moment + metric.epsilon * (matrix @ matrix.T).double()
     values, vectors = torch.linalg.eigh(moment)
     return values.flip(0).clamp_min(0), vectors.flip(1)
+
+
+def seen_basis(matrix: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
+    """All min(t, d) eigenvalues, and the leading eigenvectors: those that the metric sees, if it holds few rows.
+
+    That takes no decomposition of a (t, t) matrix. The eigenvalues of directions that no row sees are then taken as
+    equal: their sum is known, and it is at most ε times the energy of the weights.
+
+    >>> energies, basis = seen_basis(torch.eye(4), Metric.from_rows(torch.tensor([[2.0, 0.0, 0.0, 0.0]])))
+    >>> energies.round(decimals=3).tolist(), basis.abs().T.tolist()
+    ([4.0, 0.0, 0.0, 0.0], [[1.0, 0.0, 0.0, 0.0]])
+    """
+    t, d = matrix.shape
+    if not _has_few_rows(matrix, metric):
+        energies, basis = output_basis(matrix, metric)
+        return energies[: min(t, d)], basis
+    energies, basis = _basis_of_rows(matrix, metric)
+    total = sum(block.double().square().sum() for block in matrix.split(_BLOCK))
+    seen = (basis.to(matrix).T @ matrix).double().square().sum()
+    rest = (metric.epsilon * (total - seen)).clamp_min(0) / (t - len(energies))
+    return torch.cat([energies, rest.expand(t - len(energies))]), basis
+
+
+def _leading_basis(matrix: Tensor, metric: Metric, rank: int) -> Tensor:
+    """The first ``rank`` eigenvectors, (t, rank)."""
+    basis = seen_basis(matrix, metric)[1] if _has_few_rows(matrix, metric) else None
+    if basis is None or rank > basis.shape[1]:
+        basis = output_basis(matrix, metric)[1]
+    return basis[:, :rank]
+
+
+def _has_few_rows(matrix: Tensor, metric: Metric) -> bool:
+    t, d = matrix.shape
+    return metric.n_rows is not None and t <= d and 4 * metric.n_rows <= t
+
+
+def _basis_of_rows(matrix: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
+    """Energies and directions of what n rows see, n or fewer: from the (n, n) products of the layer's outputs.
+
+    ε is counted in the energies but does not turn the directions, which it would by less than Σ is known.
+    """
+    seen = metric.seen(matrix).double()  # (t, n)
+    values, vectors = torch.linalg.eigh(seen.T @ seen)
+    values, vectors = values.flip(0), vectors.flip(1)
+    # Directions of no energy, such as the one that centring takes away, are rounding.
+    kept = values > 1e-10 * values[0]
+    basis = torch.linalg.qr(seen @ vectors[:, kept])[0]
+    weights = (basis.to(matrix).T @ matrix).double().square().sum(1)
+    return values[kept] + metric.epsilon * weights, basis
 
 
 def _tall_basis(matrix: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from tensigma.planning.front import FrontPoint, ParetoFront, PlanningProgress
 from tensigma.planning.latency import Latency, TimingProgress
 from tensigma.planning.page_data import FRONT_VERSION, front_data, spectra_data
 from tensigma.planning.planner import plan, plan_prepared
-from tensigma.planning.plans import Front, Plan
+from tensigma.planning.plans import NOTE_CHECKS, Front, Plan
 from tensigma.planning.preparation import Prepared, prepare
 from tensigma.planning.ranks import VBMF, Energy, RankRule, Ranks, SigmaVBMF
 from tensigma.planning.recipe import Recipe, first_convolution
@@ -18,6 +18,7 @@ from tensigma.planning.weighing import TrialProgress, weighing_in_words
 
 __all__ = [
     "FRONT_VERSION",
+    "NOTE_CHECKS",
     "VBMF",
     "Allocation",
     "Budget",

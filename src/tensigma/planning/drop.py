@@ -5,17 +5,22 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
 from tensigma.errors import CalibrationWarning, InputError
+from tensigma.files import integer, number, optional, record, text
+from tensigma.layers import fingerprint
 from tensigma.planning.budgets import Budget, Params
+from tensigma.planning.planning_store import PlanningStore
 from tensigma.planning.plans import Front, Plan
 from tensigma.running import (
     Batches,
+    Digest,
     Key,
     Listener,
     Progress,
@@ -25,10 +30,13 @@ from tensigma.running import (
     borrowed,
     everyone,
     first_answers,
+    kept_rng,
     process_group,
     rank_and_size,
     run,
     silent,
+    tensors_in,
+    weights_digest,
 )
 
 Kind = Literal["auto", "agreement", "accuracy"]
@@ -105,11 +113,18 @@ class Kept:
     share: float
     #: That of the original; 1 if likeness to it is measured.
     original: float = 1.0
+    #: Why labels were not used though there are some.
+    doubt: str | None = None
 
     @property
     def lost(self) -> float:
         """What is lost compared with the original; negative if the model is better."""
         return self.original - self.share
+
+
+_KEPT = record(
+    {"measure": text(), "samples": integer(), "share": number(), "original": number(), "doubt": optional(text())}
+)
 
 
 class Judge:
@@ -120,6 +135,7 @@ class Judge:
             the original otherwise.
         losable: The share of answers that may be lost. If the original itself is right no more often than that, any
             model would pass, so accuracy is not used.
+        store: Where outcomes are kept; under ``torchrun``, where all processes must measure together, none are.
     """
 
     def __init__(
@@ -131,13 +147,38 @@ class Judge:
         losable: float = 0.0,
         input: Key = None,
         answers: Wish = None,
+        store: PlanningStore | None = None,
     ) -> None:
         self.original, self.measure, self.losable = original, measure, losable
         self._wish = answers
+        self._store = PlanningStore() if store is None or rank_and_size()[1] > 1 else store
         self._batches = Batches(data, input=input, name="data")
         self._batches.check_rereadable("a search by Drop")
 
     def __call__(self, model: nn.Module) -> Kept:
+        kept = Kept(
+            **self._store.recall("search", lambda: self._key(model), _KEPT, lambda: asdict(self._measured(model)))
+        )
+        if kept.doubt is not None:
+            warnings.warn(f"agreement is measured instead of accuracy: {kept.doubt}", CalibrationWarning, stacklevel=2)
+        return kept
+
+    @cached_property
+    def _facts(self) -> str:
+        """A digest of the original, of what is asked, and of all held-out samples, which are read for it once."""
+        digest = Digest(20).add([self.measure, self.losable, repr(self._wish)]).add(weights_digest(self.original))
+        with kept_rng(), torch.no_grad(), borrowed(self.original):
+            for batch in self._batches:
+                digest.add(list(tensors_in(batch.inputs)))
+                digest.add(batch.targets if self.measure != "agreement" else None)
+                if batch.index == 0:  # weights do not tell what else the model computes
+                    digest.add(run(self.original, batch))
+        return digest.text
+
+    def _key(self, model: nn.Module) -> Digest:
+        return Digest(20).add(self._facts).add(fingerprint(model)).add(weights_digest(model))
+
+    def _measured(self, model: nn.Module) -> Kept:
         tallies: list[Tally] = []
         with torch.no_grad(), borrowed(model), borrowed(self.original):
             for batch in self._batches:
@@ -159,8 +200,6 @@ class Judge:
         doubt = self._doubt(original) if labelled else None
         if doubt is not None and self.measure == "accuracy":
             raise InputError(f"Drop(measure='accuracy'): {doubt}; check the labels, or use measure='agreement'")
-        if doubt is not None:
-            warnings.warn(f"agreement is measured instead of accuracy: {doubt}", CalibrationWarning, stacklevel=2)
         if accuracy is not None and of_original is not None and labelled and doubt is None:
             return Kept(measure="accuracy", samples=tally.samples, share=accuracy, original=of_original)
         if tally.likeness is None:
@@ -169,7 +208,7 @@ class Judge:
                 "other data, or {answers}, such as Boxes(score=0.1)",
                 parameters=("answers",),
             )
-        return Kept(measure=tally.answers.measure, samples=tally.samples, share=tally.likeness)
+        return Kept(measure=tally.answers.measure, samples=tally.samples, share=tally.likeness, doubt=doubt)
 
     def _doubt(self, original: Tally) -> str | None:
         """Why the labels in the batches cannot be those of this model; None if they can."""

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tensigma.linalg import output_basis, share_lost
+from tensigma.linalg import seen_basis, share_lost
 from tensigma.running import Batch, Listener, Probe, Progress, borrowed, mapped, n_samples, safe_backward, silent, split
 from tensigma.solving import SVD_METHOD, Candidate, energy_views, means
 
@@ -97,7 +97,7 @@ def normalised(effects: Mapping[str, float]) -> dict[str, float]:
 class Disturbance:
     """The weakest output directions of one layer, and the share of its energy that they carry."""
 
-    #: One basis per group, (t/groups, directions).
+    #: One basis per group, of the directions that stay, (t/groups, directions).
     bases: tuple[Tensor, ...]
     #: The point that the output is measured from, (t).
     centre: Tensor
@@ -111,15 +111,16 @@ class Disturbance:
         if SVD_METHOD.why_not(geometry, layer.norm) is not None:
             return None
         views = energy_views(layer.kernels, layer.norm.targets(geometry, layer.stats))
-        energies, directions = zip(*(output_basis(k.flatten(1), m.to(k)) for k, m in views), strict=True)
+        energies, directions = zip(*(seen_basis(k.flatten(1), m.to(k)) for k, m in views), strict=True)
         spectrum = torch.stack([values.cpu() for values in energies]).sum(0)
-        errors2 = share_lost(spectrum, spectrum.sum())[:-1].tolist()
+        known = min(basis.shape[1] for basis in directions)
+        errors2 = share_lost(spectrum, spectrum.sum())[:-1][:known].tolist()
         # Without directions that carry no energy: leaving them out would measure only rounding.
         errors = {rank: error2 for rank, error2 in enumerate(errors2, start=1) if error2 > 1e-6}
         if not errors:
             return None
         rank = min(errors, key=lambda rank: abs(math.log(errors[rank] / _ERROR2)))
-        bases = [basis[:, rank:] for basis in directions]
+        bases = [basis[:, :rank] for basis in directions]
         centre = torch.zeros(geometry.out_channels, dtype=torch.float64)
         if layer.norm.moves_bias and layer.stats is not None:
             pairs = zip(layer.kernels, means(geometry, layer.stats), strict=True)
@@ -134,7 +135,8 @@ class Disturbance:
         axis = output.dim() - 1 - self.n_spatial
         rows = output.movedim(axis, -1) - self.centre.to(output)
         parts = rows.split([len(basis) for basis in self.bases], dim=-1)
-        lost = [(part @ basis.to(part)) @ basis.to(part).T for part, basis in zip(parts, self.bases, strict=True)]
+        pairs = zip(parts, self.bases, strict=True)
+        lost = [part - (part @ basis.to(part)) @ basis.to(part).T for part, basis in pairs]
         return torch.cat(lost, -1).movedim(-1, axis)
 
 

@@ -14,10 +14,10 @@ from tensigma.errors import InputError
 from tensigma.linalg import RankTuple
 from tensigma.planning.allocation import Allocation
 from tensigma.planning.budgets import CostBudget, Macs, Params
-from tensigma.planning.curve_store import kept_curves
 from tensigma.planning.curves import Option
 from tensigma.planning.entry import CompressedEntry, DenseEntry
 from tensigma.planning.latency import Clock, Latency
+from tensigma.planning.planning_store import PlanningStore
 from tensigma.planning.plans import Plan
 from tensigma.planning.weighing import Weigher
 from tensigma.running import Listener, Wanted, WeightedProgress, reporter, runtime_facts, silent
@@ -267,7 +267,7 @@ def _curves(
             )
         )
 
-    side_by_side(layers, kept_curves(folder), geometry=lambda layer: layer.geometry, workers=workers, done=done)
+    side_by_side(layers, PlanningStore(folder).curve, geometry=lambda layer: layer.geometry, workers=workers, done=done)
     return {layer.name: curves[layer.name] for layer in layers}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -17,6 +18,7 @@ from tensigma.planning.budgets import Budget, CostBudget
 from tensigma.planning.drop import Drop, Judge, smallest_plan
 from tensigma.planning.entry import CompressedEntry, DenseEntry
 from tensigma.planning.front import ParetoFront, check_reachable, compressed_entry, dense_entry
+from tensigma.planning.planning_store import PlanningStore
 from tensigma.planning.plans import Plan
 from tensigma.planning.preparation import Prepared, prepare
 from tensigma.planning.ranks import RankRule
@@ -47,6 +49,7 @@ def plan(
     data: Any = None,
     input: Key = None,
     check: bool = True,
+    cache: str | os.PathLike[str] | None = None,
     progress: Wanted = False,
 ) -> Plan:
     """Decide which layers of ``model`` are compressed, in which format and with which ranks.
@@ -65,6 +68,8 @@ def plan(
             the others calibrate.
         input: The key or position of the model's input in a batch of ``data``.
         check: Refuse statistics that were gathered with other weights than those of ``model``.
+        cache: A folder for curves, effects and trials. What is found there is not computed again, so the same call
+            resumes a killed run.
         progress: True for lines in the log, or a function that is called with a
             :class:`~tensigma.planning.PlanningProgress` after the curves of each layer, which a budget needs, a
             :class:`~tensigma.planning.TimingProgress` after each shape that ``Latency`` has timed, under
@@ -103,7 +108,8 @@ def plan(
         progress=progress,
         check=check,
     )
-    return plan_prepared(model, recipe, prepared, input=input, progress=progress)
+    solutions = None if cache is None else Solutions(cache)
+    return plan_prepared(model, recipe, prepared, input=input, progress=progress, solutions=solutions)
 
 
 def merged_recipe(recipe: Recipe | None, keywords: Mapping[str, Any]) -> Recipe:
@@ -163,6 +169,7 @@ def _plan_prepared(
     if recipe.budget is None:
         entries = [draft for draft in drafts if not isinstance(draft, Candidate)]
         return Plan(entries, n_params=n_params, weights=weights, solutions=solutions)
+    store = PlanningStore(solutions.folder)
     report = reporter(progress)
     if isinstance(recipe.budget, CostBudget):
         check_reachable(drafts, n_params, recipe.budget)
@@ -190,13 +197,22 @@ def _plan_prepared(
             trials=trials,
             input=input,
             answers=recipe.answers,
+            store=store,
             report=report,
         )
 
     weighted_front = front.weighted(recipe.weights if isinstance(recipe.weights, Mapping) else {})
     if isinstance(recipe.budget, Drop):
         drop, data = recipe.budget, prepared.trial_data
-        judge = Judge(model, data, measure=drop.measure, losable=drop.share, input=input, answers=recipe.answers)
+        judge = Judge(
+            model,
+            data,
+            measure=drop.measure,
+            losable=drop.share,
+            input=input,
+            answers=recipe.answers,
+            store=store,
+        )
         weigher = make_weigher(trials=False)
         searched = weighted_front if weigher is None else weigher.weighted(front)
         name = getattr(data, "name", None)

@@ -12,7 +12,19 @@ from typing import Any, Protocol
 from torch import nn
 
 from tensigma.errors import InputError, StoreError
-from tensigma.files import anything, integer, mapping, optional, read_json, record, text, whole_file
+from tensigma.files import (
+    Check,
+    anything,
+    integer,
+    mapping,
+    number,
+    optional,
+    read_json,
+    record,
+    sequence,
+    text,
+    whole_file,
+)
 from tensigma.layers import Cost, find_layers, select
 from tensigma.planning.entry import CompressedEntry, DenseEntry, entry_from_json
 from tensigma.running import Wanted, weights_digest
@@ -21,6 +33,15 @@ from tensigma.text import count, share, table
 
 FORMAT = "tensigma-plan"
 VERSION = 1
+#: What notes of planning hold, in plans and in the reports of models made by them. They may hold more.
+NOTE_CHECKS: dict[str, Check] = {
+    "weighing": record(
+        {"power": number(0), "tried": sequence(anything), "samples": integer()},
+        {"effect_samples": integer(), "data": optional(text()), "by": text()},
+        others=anything,
+    ),
+    "drop": record({}, {"data": optional(text())}, others=anything),
+}
 _PLAN = record(
     {
         "format": text(FORMAT),
@@ -28,7 +49,7 @@ _PLAN = record(
         "n_params": integer(),
         "layers": mapping(anything),  # entries check themselves
     },
-    {"library": text(), "weights": optional(text()), "notes": optional(mapping(anything))},
+    {"library": text(), "weights": optional(text()), "notes": optional(record({}, NOTE_CHECKS, others=anything))},
 )
 
 

@@ -18,6 +18,7 @@ from torch import nn
 from tensigma.planning.budgets import CostBudget
 from tensigma.planning.effects import measured_effects
 from tensigma.planning.forward_effects import forward_effects, forward_samples
+from tensigma.planning.planning_store import PlanningStore
 from tensigma.planning.plans import Front, Plan
 from tensigma.running import (
     Key,
@@ -77,10 +78,12 @@ class Weigher:
         build: Callable[[Plan], nn.Module],
         *,
         facts: Mapping[str, Any] | None = None,
+        store: PlanningStore | None = None,
         report: Listener = silent,
     ) -> None:
         self.effects, self.probe = effects, probe
         self._build, self._facts, self._report = build, dict(facts or {}), report
+        self._store = store or PlanningStore()
 
     def weighted(self, front: Front, power: float = POWER_OF_SEARCH) -> Front:
         """The same curves, shared out with this power of the effects as weights."""
@@ -100,7 +103,7 @@ class Weigher:
         # With one plan there is nothing to choose.
         for power in plans if len(plans) > 1 else ():
             try:
-                tried[power] = self.probe.divergence(self._build(plans[power]))
+                tried[power] = self._divergence(plans[power])
             except UnlikeAnswers:
                 return plans[powers[0]]
             self._report(
@@ -114,6 +117,11 @@ class Weigher:
             )
         best = min(plans, key=lambda power: tried.get(power, 0.0))
         return self.noted(plans[best], best, tried)
+
+    def _divergence(self, plan: Plan) -> float:
+        # Built also if the outcome is known, from known solutions: those of the chosen plan start from them.
+        model = self._build(plan)
+        return self._store.divergence(plan.to_json()["layers"], model, self.probe)
 
     def noted(self, plan: Plan, power: float = POWER_OF_SEARCH, tried: Mapping[float, float] | None = None) -> Plan:
         """The same plan, with what was measured among its notes."""
@@ -137,14 +145,16 @@ def weigher_for(
     trials: bool = True,
     input: Key = None,
     answers: Wish = None,
+    store: PlanningStore | None = None,
     report: Listener = silent,
 ) -> Weigher | None:
     """Effects of ``layers``, measured on the first samples of ``data``; None if nothing can be measured.
 
     That is so without data, with data that can be read only once, with a single layer, with answers that are not real
     numbers or change their shape, and under ``torchrun``, where each process has its own data and all must make the
-    same plan. Without ``trials``, no more samples are kept than effects need.
+    same plan. Without ``trials``, no more samples are kept than effects need. Effects and trials are kept in ``store``.
     """
+    store = store or PlanningStore()
     if data is None or is_one_shot(data) or len(layers) < 2 or rank_and_size()[1] > 1:
         return None
     work = sum(layer.cost(None).macs for layer in layers)
@@ -161,7 +171,8 @@ def weigher_for(
         if differentiable and not allows_gradients(model, [layer.name for layer in layers], probe.batches[0]):
             differentiable, n_effects = False, forward_samples(layers)
         part = probe.first(n_effects)
-        effects = (measured_effects if differentiable else forward_effects)(model, layers, part, report=report)
+        measure = measured_effects if differentiable else forward_effects
+        effects = store.effects(model, layers, part, measure, report=report)
     except UnlikeAnswers as error:
         logger.info("layers count alike, because answers cannot be compared: %s", error)
         return None
@@ -170,7 +181,7 @@ def weigher_for(
     facts = {"effect_samples": part.samples, "data": getattr(data, "name", None), "answers": str(probe.reading)}
     if not differentiable:
         facts["by"] = "forward runs"
-    return Weigher(effects, probe, build, facts=facts, report=report)
+    return Weigher(effects, probe, build, facts=facts, store=store, report=report)
 
 
 def weighing_in_words(note: Mapping[str, Any]) -> str:

@@ -48,8 +48,12 @@ class Digest:
         self._hash = hashlib.blake2b(digest_size=size)
 
     def add(self, item: Any) -> Digest:
-        """Add a tensor by dtype, shape and values, or anything else as JSON."""
-        if isinstance(item, Tensor):
+        """Add a tensor by dtype, shape and values, a nesting of tensors part by part, or anything else as JSON."""
+        if _holds_tensors(item):
+            parts = item.items() if isinstance(item, Mapping) else enumerate(item)
+            for key, value in parts:
+                self.add(key).add(value)
+        elif isinstance(item, Tensor):
             # Not every memory layout can be read byte by byte, and the layout changes no value.
             plain = item.detach().cpu().contiguous()
             self._hash.update(f"{plain.dtype} {tuple(plain.shape)}".encode())
@@ -62,6 +66,14 @@ class Digest:
     def text(self) -> str:
         """The digest of everything added so far."""
         return self._hash.hexdigest()
+
+
+def _holds_tensors(item: Any) -> bool:
+    """Whether tensors are among the parts of a dict, list or tuple, at any depth."""
+    if not isinstance(item, Mapping | list | tuple):
+        return False
+    parts = item.values() if isinstance(item, Mapping) else item
+    return any(isinstance(part, Tensor) or _holds_tensors(part) for part in parts)
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tensigma.running.answers import Answers, UnlikeAnswers, Wish, first_answers
 from tensigma.running.batches import Batch, Batches, Key
 from tensigma.running.borrowing import borrowed, kept_rng
+from tensigma.running.digests import Digest
 from tensigma.running.inputs import mapped, split, taken, tensors_in
 from tensigma.running.kinds import Smooth
 
@@ -90,6 +91,14 @@ class Probe:
     def is_silent(self) -> bool:
         """Whether there is nothing to compare: no samples, or no real numbers in the answers."""
         return not any(piece.answers for piece in self._pieces)
+
+    def add_to(self, digest: Digest) -> Digest:
+        """Add the samples, the original's answers and how they are read."""
+        digest.add([str(self.reading), self._variances])
+        for piece in self._pieces:
+            for tensor in (*tensors_in(piece.batch.inputs), *piece.answers):
+                digest.add(tensor)
+        return digest
 
     def first(self, samples: int) -> Probe:
         """The same with as many of the first pieces as it takes to hold ``samples`` samples.
