@@ -25,7 +25,7 @@ class _Watched(dict[str, Any]):
 def weight_reads(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[set[str]]:
     """The names of ``layers`` whose weight or bias ``model`` reads inside the block, other than by calling them.
 
-    Only reads during calls of ``model`` count. Going through ``model.parameters()`` does not count: that works with any layer.
+    Only reads during calls of ``model`` count. Going through ``model.parameters()`` does not: any layer allows it.
 
     >>> import torch
     >>> class Net(nn.Module):
