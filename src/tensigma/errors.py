@@ -77,3 +77,7 @@ class PlanWarning(UserWarning):
 
 class CalibrationWarning(UserWarning):
     """Statistics were gathered, but something about them should be checked."""
+
+
+class AnswersWarning(UserWarning):
+    """What a model answers was assumed, and nothing but its last layer says so."""

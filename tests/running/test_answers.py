@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import tensigma as ts
-from tensigma.errors import InputError
+from tensigma.errors import AnswersWarning, InputError
 from tensigma.running import Answers, Batch, UnlikeAnswers, Wish, first_answers
 
 X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -67,7 +68,80 @@ CASES = [
 def test_guesses(model: nn.Module, expected: list[Any]) -> None:
     answers = reading(model)
     assert kinds(answers) == expected
-    assert str(answers).endswith("(guessed; answers= sets it)")
+    assert str(answers).endswith("(assumed; answers= sets it)" if answers.assumed else "(guessed; answers= sets it)")
+
+
+class Named(nn.Module):
+    """A convolution, and a last layer of some name."""
+
+    def __init__(self, name: str, last: nn.Module, **attributes: Any) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), *(POOL if last.weight.dim() == 2 else ()))
+        self.add_module(name, last)
+        self.name = name
+        for key, value in attributes.items():
+            setattr(self, key, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.get_submodule(self.name)(self.body(x))
+
+
+@dataclass
+class Config:
+    num_labels: int
+
+
+ASSUMED = [
+    pytest.param(lambda: Body(*POOL, nn.Linear(6, 5)), "after.2", id="sequential"),
+    pytest.param(lambda: Body(*POOL, nn.Linear(6, 5), nn.Sigmoid()), "after.2", id="sigmoid"),
+    pytest.param(lambda: Named("linear", nn.Linear(6, 5)), "linear", id="a-name-that-says-nothing"),
+    pytest.param(lambda: Named("embedding", nn.Linear(6, 5)), "embedding", id="embedding"),
+    pytest.param(lambda: Named("projection_head", nn.Linear(6, 5)), "projection_head", id="projection-head"),
+    pytest.param(lambda: Named("last", nn.Linear(6, 5), num_classes=4), "last", id="another-number-of-classes"),
+    pytest.param(lambda: Named("flow", nn.Conv2d(6, 2, 1)), "flow", id="maps"),
+]
+
+
+@pytest.mark.parametrize(("build", "layer"), ASSUMED)
+def test_scores_that_nothing_but_a_width_speaks_for_are_not_assumed_in_silence(build: Any, layer: str) -> None:
+    model = build()
+    for ask in (True, False):
+        with pytest.warns(AnswersWarning, match=f"come from the layer {layer}, and nothing else says .*Numbers\\(\\)"):
+            answers = reading(model, ask=ask)
+        assert (answers.assumed, kinds(answers)) == (True, [ts.Scores()])
+        assert str(answers).endswith("(assumed; answers= sets it)")
+    with pytest.warns(AnswersWarning):
+        assert "(assumed; answers= sets it)" in str(ts.evaluate(model, [X], original=model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for wish in (ts.Scores(), ts.Numbers()):
+            assert kinds(reading(model, wish=wish)) == [wish]
+            ts.evaluate(model, [X], original=model, answers=wish)
+        # Class numbers as labels say it too.
+        classes = torch.zeros(4, 8, 8, dtype=torch.long) if layer == "flow" else torch.zeros(4, dtype=torch.long)
+        assert not reading(model, labels=classes).assumed
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(lambda: Named("fc", nn.Linear(6, 5)), id="fc"),
+        pytest.param(lambda: Named("class_head", nn.Linear(6, 5)), id="head"),
+        pytest.param(lambda: Named("classifier", nn.Conv2d(6, 5, 1)), id="segmenter"),
+        pytest.param(lambda: Named("last", nn.Linear(6, 5), num_classes=5), id="number-of-classes"),
+        pytest.param(lambda: Named("last", nn.Linear(6, 5), config=Config(num_labels=5)), id="configuration"),
+        pytest.param(lambda: Body(*POOL, nn.Linear(6, 5), nn.Softmax(1)), id="softmax"),
+        pytest.param(lambda: Body(*POOL, nn.Linear(6, 5), nn.LogSoftmax(1)), id="log-softmax"),
+        pytest.param(lambda: Body(nn.Conv2d(6, 5, 1), nn.LogSoftmax(1)), id="log-softmax-of-maps"),
+        pytest.param(lambda: Returns(lambda f, s: {"scores": s}), id="name-of-the-part"),
+        pytest.param(lambda: ts.zoo.load_model("zoo:resnet20-cifar"), id="zoo"),
+    ],
+)
+def test_what_says_that_it_classifies_is_guessed_without_a_warning(build: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        answers = reading(build())
+    assert (kinds(answers), answers.guessed, answers.assumed) == ([ts.Scores()], True, False)
 
 
 @pytest.mark.parametrize(

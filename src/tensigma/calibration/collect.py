@@ -22,7 +22,7 @@ from tensigma.calibration.normalisation import FirstNorm
 from tensigma.calibration.reduction import reduce_stats
 from tensigma.calibration.stats import Calibration
 from tensigma.errors import CalibrationWarning, InputError
-from tensigma.layers import fingerprint, measurable, select
+from tensigma.layers import fingerprint, measurable, select, weight_reads
 from tensigma.running import (
     Batches,
     Key,
@@ -163,7 +163,7 @@ def calibrate(
             checkpoint_every=checkpoint_every,
         )
         first_norm = FirstNorm(model)
-        with first_norm.listening():
+        with first_norm.listening(), weight_reads(model, targets) as read:
             stats = _run(runner, resume=resume, distributed=distributed)
         doubt = first_norm.doubt()
         weights = weights_digest(model)
@@ -178,7 +178,14 @@ def calibrate(
             CalibrationWarning,
             stacklevel=2,
         )
-    return Calibration(ordered, fingerprint=fingerprint(model), weights=weights, data=data_name, unreached=unreached)
+    return Calibration(
+        ordered,
+        fingerprint=fingerprint(model),
+        weights=weights,
+        data=data_name,
+        unreached=unreached,
+        read_elsewhere=tuple(name for name in targets if name in read),
+    )
 
 
 def _check_counts(**counts: int | None) -> None:

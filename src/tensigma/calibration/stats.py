@@ -60,6 +60,7 @@ class Calibration(Mapping[str, LayerStats]):
         weights: str | None = None,
         data: str | None = None,
         unreached: tuple[str, ...] = (),
+        read_elsewhere: tuple[str, ...] = (),
     ) -> None:
         self._layers = layers if not isinstance(layers, dict) else dict(layers)
         #: Name and geometry of every layer of the calibrated model that Tensigma can compress.
@@ -70,6 +71,8 @@ class Calibration(Mapping[str, LayerStats]):
         self.data = data
         #: Requested layers that no batch reached.
         self.unreached = tuple(unreached)
+        #: Layers whose weight or bias the model reads besides calling them, so that they cannot be replaced.
+        self.read_elsewhere = tuple(read_elsewhere)
 
     def __getitem__(self, name: str) -> LayerStats:
         return self._layers[name]
@@ -112,6 +115,7 @@ class Calibration(Mapping[str, LayerStats]):
             weights=self.weights or other.weights,
             data=" + ".join(names) or None,
             unreached=tuple(name for name in dict.fromkeys(self.unreached + other.unreached) if name not in layers),
+            read_elsewhere=tuple(dict.fromkeys(self.read_elsewhere + other.read_elsewhere)),
         )
 
     def save(self, path: str | PathLike[str], *, force: bool = False) -> None:
@@ -128,6 +132,7 @@ class Calibration(Mapping[str, LayerStats]):
             "data": self.data,
             "samples": self.samples,
             "unreached": list(self.unreached),
+            "read_elsewhere": list(self.read_elsewhere),
             "fingerprint": self.fingerprint,
             "weights": self.weights,
         }
@@ -157,6 +162,7 @@ class Calibration(Mapping[str, LayerStats]):
             weights=manifest.get("weights"),
             data=manifest["data"],
             unreached=tuple(manifest["unreached"]),
+            read_elsewhere=tuple(manifest.get("read_elsewhere", ())),
         )
 
     def check_model(self, model: nn.Module, *, weights: bool = True) -> None:

@@ -129,6 +129,7 @@ _MANIFEST = record(
     },
     {
         "weights": optional(text()),
+        "read_elsewhere": sequence(text()),
         # Of a checkpoint.
         "options": mapping(anything),
         "finished_passes": integer(),

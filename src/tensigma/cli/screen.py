@@ -17,7 +17,7 @@ from rich.text import Text
 
 import tensigma as ts
 from tensigma.cli.progress import Bar, Lines
-from tensigma.errors import CalibrationWarning, NumericalWarning, PlanWarning
+from tensigma.errors import AnswersWarning, CalibrationWarning, NumericalWarning, PlanWarning
 
 # Wide enough for any table: text written to a file is not cut to the width of a window.
 _UNLIMITED = 1000
@@ -92,14 +92,22 @@ class Screen:
     def listening(self) -> Iterator[None]:
         """Show the library's warnings, and with ``verbose`` its log, while the block runs."""
         handler = _Handler(self)
+        shown: set[str] = set()
+
+        def warn_once(text: str) -> None:
+            # Several steps of one command may say the same.
+            if text not in shown:
+                shown.add(text)
+                self.warn(text)
+
         logger = logging.getLogger("tensigma")
         level = logger.level
         with warnings.catch_warnings():
             # Warnings of other libraries are meant for developers.
             warnings.simplefilter("default" if self.verbose else "ignore")
-            for category in (CalibrationWarning, NumericalWarning, PlanWarning):
+            for category in (AnswersWarning, CalibrationWarning, NumericalWarning, PlanWarning):
                 warnings.simplefilter("always", category)
-            warnings.showwarning = lambda message, *args, **kwargs: self.warn(str(message))
+            warnings.showwarning = lambda message, *args, **kwargs: warn_once(str(message))
             logger.addHandler(handler)
             logger.setLevel(logging.INFO if self.verbose else logging.WARNING)
             try:

@@ -22,6 +22,7 @@ from tensigma.layers.geometry import TARGETS, Geometry
 from tensigma.layers.grids import HALF, Grid, grid_of, set_grid_
 from tensigma.layers.kernel import hooks_of, kernels_of, to_kernels, to_weight, why_not
 from tensigma.layers.patterns import matches, select
+from tensigma.layers.reads import weight_reads
 from tensigma.layers.recognition import find_compressed, original_fingerprint, recognise
 from tensigma.layers.replace import Layer, find_layers, memory_format_of, replace_
 from tensigma.layers.spatial_svd_format import SpatialSVDFormat
@@ -90,5 +91,6 @@ __all__ = [
     "to_modules",
     "to_weight",
     "two_axes_reason",
+    "weight_reads",
     "why_not",
 ]

@@ -258,6 +258,8 @@ def _draft(layer: Layer, wish: LayerWish, selection: Selection, stats: Calibrati
         size = shape[:-1] if geometry.kind == "linear" else shape[1:]
         calls = calls_of(geometry, layer_stats, size)
     reason = layer.reason or selection.why_not(layer) or method.why_not(geometry, wish.norm)
+    if reason is None and stats is not None and layer.name in stats.read_elsewhere:
+        reason = "the model reads the weight or bias of this layer besides calling it, and a smaller layer has none"
     if reason is None and stats is not None and layer_stats is None:
         reason = "calibration never reached it: the model does not call it, or reads its weight directly"
     if reason is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tensigma.errors import InputError
+from tensigma.errors import AnswersWarning, InputError
 from tensigma.running.batches import Batch
 from tensigma.running.borrowing import run
-from tensigma.running.guessing import boxes_in, first_path, floats_in, guess
+from tensigma.running.guessing import boxes_in, first_path, floats_in, guess, is_told
 from tensigma.running.heads import Head, last_layers, raw_outputs, watched
 from tensigma.running.inputs import mapped
 from tensigma.running.kinds import Boxes, Kind, Likened, LikenessFunction, Numbers, Scores, Smooth
@@ -49,6 +50,8 @@ class Answers:
 
     parts: tuple[Part, ...]
     guessed: bool
+    #: Whether the first part is taken for scores though nothing but the width of the last layer says so.
+    assumed: bool = False
     #: Layers whose outputs stand in for parts that have no gradient, such as boxes.
     raw: tuple[str, ...] = ()
     #: Parts that have a distance with a gradient.
@@ -57,7 +60,8 @@ class Answers:
     def __str__(self) -> str:
         named = len(self.parts) > 1 or any(part.path for part in self.parts)
         texts = [f"{part.path or 'output'}: {part.words}" if named else part.words for part in self.parts]
-        return "; ".join(texts) + (" (guessed; answers= sets it)" if self.guessed else "")
+        doubt = "assumed" if self.assumed else "guessed"
+        return "; ".join(texts) + (f" ({doubt}; answers= sets it)" if self.guessed else "")
 
     @property
     def measure(self) -> str:
@@ -94,9 +98,10 @@ def first_answers(model: nn.Module, batch: Batch, wish: Wish = None, *, ask: boo
     follows it, rows have length 1, or the answer has the shape of the input; rows that are probabilities; and answers
     to a batch whose labels are class numbers. Dicts with ``boxes`` and ``scores`` are boxes. All others are numbers,
     except that a two-dimensional answer that might be an embedding or scores is asked for, with ``ask``, if no other
-    part is clear.
+    part is clear. Scores that only the last layer speaks for are told in an :class:`~tensigma.errors.AnswersWarning`.
 
-    >>> _, answers = first_answers(nn.Linear(3, 4), Batch(0, torch.ones(2, 3), None))
+    >>> from collections import OrderedDict
+    >>> _, answers = first_answers(nn.Sequential(OrderedDict(fc=nn.Linear(3, 4))), Batch(0, torch.ones(2, 3), None))
     >>> print(answers)
     scores of 4 classes along axis 1 (guessed; answers= sets it)
     >>> first_answers(nn.LayerNorm(4), Batch(0, torch.randn(2, 4), None))
@@ -108,10 +113,13 @@ which with answers=, Scores() or Numbers()
     with watched(model) as head:
         output = run(model, batch)
     parts = _guessed(output, batch, head, ask=ask) if wish is None else _wished(output, wish, batch, head)
+    assumed = wish is None and not _is_sure(output, parts, batch, head)
+    if assumed:
+        _warn(parts[0], head)
     # A function of two outputs has no gradient that could be relied on.
     close = _guessed(output, batch, head, ask=False) if parts and isinstance(parts[0].kind, Likened) else parts
     smooth = tuple(part for part in close if isinstance(part.kind, Smooth))
-    answers = Answers(parts, guessed=wish is None, smooth=smooth)
+    answers = Answers(parts, guessed=wish is None, assumed=assumed, smooth=smooth)
     return output, answers if len(smooth) == len(close) else replace(answers, raw=_raw(model, batch))
 
 
@@ -170,6 +178,25 @@ def _guessed(output: Any, batch: Batch, head: Head, *, ask: bool) -> tuple[Part,
         )
     others = [path for path in kinds if path not in scores]
     return tuple(_part(output, path, kinds[path] or Numbers()) for path in (*scores, *others))
+
+
+def _is_sure(output: Any, parts: tuple[Part, ...], batch: Batch, head: Head) -> bool:
+    """Whether the main part is what it is taken for: no scores, or scores that something but a width tells."""
+    if not parts or not isinstance(parts[0].kind, Scores):
+        return True
+    path, kind = parts[0].path, parts[0].kind
+    return is_told(path, _walk(output, path), kind.axis, head, batch.targets)
+
+
+def _warn(part: Part, head: Head) -> None:
+    layer = f"the layer {head.name}" if head.name else "a layer"
+    warnings.warn(
+        f"the answers are compared as {part.words}: they come from {layer}, and nothing else says what they "
+        "mean. If they are an embedding or other numbers, pass answers=Numbers() (--answers numbers); answers=Scores() "
+        "(--answers scores) confirms the assumption",
+        AnswersWarning,
+        stacklevel=3,
+    )
 
 
 def _part(output: Any, path: str, kind: Kind) -> Part:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tensigma.running.batches import Batch
@@ -53,10 +54,10 @@ def guess(path: str, tensor: Tensor, batch: Batch, head: Head, labels: Any = Non
     >>> guess("", torch.ones(2), batch, Head()), guess("", torch.ones(2, 4), batch, Head())
     (Numbers(), None)
     """
-    classes = labels if isinstance(labels, Tensor) and not labels.is_floating_point() else None
+    classes = labels if _are_classes(labels) else None
     if tensor.dim() < 2 or max(tensor.shape[1:]) < 2:
         return Numbers()
-    named = path.rpartition(".")[2].lower() in _NAMES_OF_SCORES
+    named = _is_named(path)
     if tensor.dim() == 2:
         clear = named or _are_probabilities(tensor) or (classes is not None and classes.shape == tensor.shape[:1])
         return Scores() if clear or (head.gives(tensor.shape[1]) and not _are_directions(tensor)) else None
@@ -72,8 +73,35 @@ def guess(path: str, tensor: Tensor, batch: Batch, head: Head, labels: Any = Non
     return Numbers()
 
 
-def _are_probabilities(rows: Tensor) -> bool:
-    return bool((rows >= 0).all()) and _all_ones(rows.sum(1))
+def is_told(path: str, scores: Tensor, axis: int, head: Head, labels: Any = None) -> bool:
+    """Whether anything but the width of the last layer says that these are class scores.
+
+    That is a name (of the part, of the layer or of an attribute that counts classes), labels that are class numbers, or
+    values that are probabilities or their logarithms.
+
+    >>> import torch
+    >>> rows, head = torch.eye(4), Head(4, linear=True, pointwise=True)
+    >>> is_told("", 2 * rows, 1, head), is_told("logits", 2 * rows, 1, head), is_told("", rows.log_softmax(1), 1, head)
+    (False, True, True)
+    """
+    if head.classifies or _is_named(path) or _are_probabilities(scores, axis):
+        return True
+    positions = [size for index, size in enumerate(scores.shape) if index != axis % scores.dim()]
+    return _are_classes(labels) and list(labels.shape) == positions
+
+
+def _is_named(path: str) -> bool:
+    return path.rpartition(".")[2].lower() in _NAMES_OF_SCORES
+
+
+def _are_classes(labels: Any) -> bool:
+    return isinstance(labels, Tensor) and not labels.is_floating_point()
+
+
+def _are_probabilities(scores: Tensor, axis: int = 1) -> bool:
+    if bool((scores <= 0).all()):
+        scores = scores.double().exp()
+    return bool((scores >= 0).all()) and _all_ones(scores.sum(axis, dtype=torch.float64))
 
 
 def _are_directions(rows: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from tensigma.layers import TARGETS
+
+#: Words in the name of a layer, as people name the last layer of a classifier or of what gives an embedding.
+_OF_CLASSES = {"fc", "cls", "classifier", "classification", "class", "classes", "head", "heads", "logit", "logits"}
+_OF_EMBEDDINGS = {"embed", "embedding", "embeddings", "proj", "projection", "projector", "feature", "features"}
+#: Attributes in which libraries keep the number of classes.
+_CLASS_COUNTS = ("num_classes", "n_classes", "num_labels")
 
 
 @dataclass
@@ -24,6 +31,9 @@ class Head:
     pointwise: bool = False
     #: Whether a normalisation layer was called after it.
     normalised: bool = False
+    name: str = ""
+    #: Whether its name, or an attribute of the model, says that its outputs are classes.
+    classifies: bool = False
 
     def gives(self, width: int) -> bool:
         """Whether scores of ``width`` classes can be what this layer computes."""
@@ -40,6 +50,7 @@ def watched(model: nn.Module) -> Iterator[Head]:
     0
     """
     head = Head()
+    names = {module: name for name, module in model.named_modules()}
 
     def layer(module: nn.Module, args: Any, output: Any) -> None:
         weight = module.weight
@@ -47,6 +58,7 @@ def watched(model: nn.Module) -> Iterator[Head]:
         head.linear, head.normalised = isinstance(module, nn.Linear), False
         head.width = int(getattr(module, "out_features", 0) or getattr(module, "out_channels", 0))
         head.pointwise = weight[0, 0].numel() == 1
+        head.name = names[module]
 
     def norm(module: nn.Module, args: Any, output: Any) -> None:
         head.normalised = True
@@ -58,6 +70,31 @@ def watched(model: nn.Module) -> Iterator[Head]:
             elif "norm" in type(module).__name__.lower() and not any(module.children()):
                 stack.callback(module.register_forward_hook(norm).remove)
         yield head
+    head.classifies = names_classes(head.name) or _counts_classes(model, head.width)
+
+
+def names_classes(name: str) -> bool:
+    """Whether a layer of this name gives class scores: the last part of the name that tells decides.
+
+    >>> [names_classes(name) for name in ("backbone.fc2", "classifier.4", "low_classifier", "auxLogits.0")]
+    [True, True, True, True]
+    >>> [names_classes(name) for name in ("6", "linear", "head.projection", "projection_head.0")]
+    [False, False, False, False]
+    """
+    for part in reversed(name.split(".")):
+        words = {word.lower() for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", part)}
+        if words & _OF_EMBEDDINGS:
+            return False
+        if words & _OF_CLASSES:
+            return True
+    return False
+
+
+def _counts_classes(model: nn.Module, width: int) -> bool:
+    """Whether some part of the model, or its configuration, says that there are ``width`` classes."""
+    holders = [holder for module in model.modules() for holder in (module, getattr(module, "config", None))]
+    counts = [getattr(holder, name, None) for holder in holders for name in _CLASS_COUNTS]
+    return any(isinstance(count, int) and count == width for count in counts)
 
 
 def last_layers(model: nn.Module, run: Callable[[], Any]) -> list[str]:

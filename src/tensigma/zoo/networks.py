@@ -70,7 +70,7 @@ class CifarResNet(nn.Module):
                 blocks.append(BasicBlock(n_in, width, stride, projection=projection))
                 n_in = width
             self.add_module(f"layer{stage}", nn.Sequential(*blocks))
-        self.head = head
+        self.head, self.num_classes = head, num_classes
         self.add_module(head, nn.Linear(n_in, num_classes))
 
     def forward(self, x: Tensor) -> Tensor:
