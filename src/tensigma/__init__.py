@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tensigma import files as files
     from tensigma import finetuning as finetuning
     from tensigma import graphs as graphs
+    from tensigma import hub as hub
     from tensigma import layers as layers
     from tensigma import linalg as linalg
     from tensigma import planning as planning
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tensigma.evaluation import Certificate, Evaluation, evaluate
     from tensigma.finetuning import FineTuning, finetune
     from tensigma.graphs import load_onnx
+    from tensigma.hub import from_pretrained, push_to_hub, save_pretrained
     from tensigma.planning import VBMF, Drop, Energy, Latency, Macs, Params, Plan, Ranks, Recipe, SigmaVBMF, plan
     from tensigma.report import write_report
     from tensigma.running import Boxes, Numbers, Scores
@@ -65,12 +67,15 @@ __all__ = [
     "evaluate",
     "export",
     "finetune",
+    "from_pretrained",
     "linalg",
     "load",
     "load_onnx",
     "plan",
+    "push_to_hub",
     "quantize",
     "save",
+    "save_pretrained",
     "write_report",
 ]
 
@@ -85,6 +90,7 @@ _NAMES = {
     "files": (),
     "finetuning": ("FineTuning", "finetune"),
     "graphs": ("load_onnx",),
+    "hub": ("from_pretrained", "push_to_hub", "save_pretrained"),
     "layers": (),
     "linalg": (),
     "planning": tuple("VBMF Drop Energy Latency Macs Params Plan Ranks Recipe SigmaVBMF plan".split()),

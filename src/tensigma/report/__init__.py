@@ -1,5 +1,6 @@
 """HTML pages about compressions and experiments."""
 
+from tensigma.report.cards import Card, facts, headline
 from tensigma.report.comparison import Run
 from tensigma.report.figure import SUFFIXES, Line, Panel, draw
 from tensigma.report.numbers import error, milliseconds, number, percent, short, speed, times
@@ -9,6 +10,7 @@ from tensigma.report.results import Section, Table, write_results
 
 __all__ = [
     "SUFFIXES",
+    "Card",
     "Line",
     "Panel",
     "Run",
@@ -17,6 +19,8 @@ __all__ = [
     "check_renderer",
     "draw",
     "error",
+    "facts",
+    "headline",
     "milliseconds",
     "number",
     "percent",

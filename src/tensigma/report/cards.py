@@ -38,35 +38,35 @@ class Card:
     share: float | None = None
 
 
-def cards(report: Report, evaluation: Evaluation | None) -> list[Card]:
+def headline(report: Report, evaluation: Evaluation | None) -> list[Card]:
     """The headline: size always, quality and time if they were measured."""
     before, after = report.before, report.after
-    headline = [_size("Parameters", before.params, after.params)]
+    shown = [_size("Parameters", before.params, after.params)]
     if before.macs is not None and after.macs is not None:
-        headline.append(_size("Multiply-adds", before.macs, after.macs))
-    headline.append(_size("Bytes", before.bytes, after.bytes, "B"))
+        shown.append(_size("Multiply-adds", before.macs, after.macs))
+    shown.append(_size("Bytes", before.bytes, after.bytes, "B"))
     if evaluation is None:
-        return headline
+        return shown
     first = evaluation.original
     for name, key in _BY_LABELS.items():
         old, new = getattr(first, key, None), getattr(evaluation, key)
         if new is not None:
             step = "" if old is None else f"{100 * (new - old):+.2f} points"
-            headline.append(Card(name=name, before=numbers.percent(old), after=numbers.percent(new), change=step))
+            shown.append(Card(name=name, before=numbers.percent(old), after=numbers.percent(new), change=step))
     if evaluation.agreement is not None:
         certified = certificate(report, evaluation)
         words = "of answers match the original" if certified is None else _promise(certified)
-        headline.append(Card(name="Agreement", before="", after=numbers.percent(evaluation.agreement), change=words))
+        shown.append(Card(name="Agreement", before="", after=numbers.percent(evaluation.agreement), change=words))
     for name, (key, words) in _BY_ORIGINAL.items():
         share = getattr(evaluation, key)
         if share is not None:
-            headline.append(Card(name=name, before="", after=numbers.percent(share), change=words))
+            shown.append(Card(name=name, before="", after=numbers.percent(share), change=words))
     if evaluation.latency is not None:
         old_time = None if first is None else first.latency
         ratio = ", ".join(filter(None, [numbers.speed(evaluation.speedup), "one thread"]))
         new_text = numbers.milliseconds(evaluation.latency)
-        headline.append(Card(name="Latency", before=numbers.milliseconds(old_time), after=new_text, change=ratio))
-    return headline
+        shown.append(Card(name="Latency", before=numbers.milliseconds(old_time), after=new_text, change=ratio))
+    return shown
 
 
 def certificate(report: Report, evaluation: Evaluation | None) -> Certificate | None:

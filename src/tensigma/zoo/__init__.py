@@ -4,7 +4,7 @@ from tensigma.zoo.batches import Data, FactoryData
 from tensigma.zoo.data import load_data
 from tensigma.zoo.models import load_model
 from tensigma.zoo.overlap import may_share
-from tensigma.zoo.spec import Spec
+from tensigma.zoo.spec import Spec, require
 from tensigma.zoo.torchvision_operators import import_torchvision
 from tensigma.zoo.weights import load_weights_, read_weights
 
@@ -18,4 +18,5 @@ __all__ = [
     "load_weights_",
     "may_share",
     "read_weights",
+    "require",
 ]

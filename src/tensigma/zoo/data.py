@@ -12,10 +12,12 @@ import torch
 
 from tensigma.errors import InputError
 from tensigma.zoo.batches import Data, FactoryData, Part
+from tensigma.zoo.hf_datasets import Rows, open_rows
 from tensigma.zoo.images import IMAGENET_MEAN, IMAGENET_STD, View
 from tensigma.zoo.options import DataOptions
 from tensigma.zoo.select import choose, share
-from tensigma.zoo.sources import Arrays, Source, open_cifar10, open_cifar100, open_digits, open_folder, open_npz
+from tensigma.zoo.shards import Shards, open_shards
+from tensigma.zoo.sources import Arrays, Folder, Source, open_cifar10, open_cifar100, open_digits, open_folder, open_npz
 from tensigma.zoo.spec import Spec, call_factory, literal, unknown_scheme
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,8 @@ def load_data(
     | ``imagefolder:DIR`` | ``DIR/CLASS/*.jpg``, or images without classes; short side to 256, the central 224×224 |
     | ``cifar10:DIR`` | ``train*.npz`` and ``test*.npz``, or the binary version; ``split=test`` for the test set |
     | ``cifar100:DIR`` | the same for CIFAR-100 |
+    | ``webdataset:FILE-{000..009}.tar`` | shards of the WebDataset form; classes from ``.cls`` members |
+    | ``hf:PATH`` | Parquet files or a set of Hugging Face ``datasets``; ``split=test`` for a stored split |
     | ``npz:FILE`` | ``images`` (uint8, or float taken as already normalised) and ``labels``, if any |
     | ``digits:`` | scikit-learn's handwritten digits, 8×8, divided by 16 |
     | ``path/to/file.py:factory`` | the batches or ``Dataset`` it returns; options become its arguments |
@@ -54,6 +58,7 @@ def load_data(
     | ``seed=0`` | of every random choice and of the order |
     | ``shuffle=false`` | stored order; by default the order is random, so that the first images are a fair sample |
     | ``weight=2`` | share of this set in a mixture, relative to the others (1); without weights all images are used |
+    | ``column=image``, ``label=label`` | of shards and tables: the ending or column of images and of classes |
     | ``unreadable=skip`` | leave out images that cannot be read, with a warning, instead of stopping |
 
     >>> data = load_data("digits:?classes=3,7&samples=100", batch_size=40)
@@ -104,9 +109,21 @@ def _adjusted(view: View, options: DataOptions) -> View:
 
 
 def _open_folder(spec: Spec, options: DataOptions) -> tuple[Source, View, DataOptions]:
+    return _files(spec, options, open_folder(Path(spec.target).expanduser()))
+
+
+def _open_shards(spec: Spec, options: DataOptions) -> tuple[Source, View, DataOptions]:
+    return _files(spec, options, open_shards(spec.target, options.column, options.label))
+
+
+def _open_rows(spec: Spec, options: DataOptions) -> tuple[Source, View, DataOptions]:
+    return _files(spec, options, open_rows(spec.target, options.stored, options.column, options.label))
+
+
+def _files(spec: Spec, options: DataOptions, source: Folder | Shards | Rows) -> tuple[Source, View, DataOptions]:
+    """Encoded images of any size: the central square of ImageNet's usual preparation."""
     size = options.size or 224
     view = View(scale=255, size=size, resize=round(size * 256 / 224), mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    source = open_folder(Path(spec.target).expanduser())
     if options.size is None and options.shape is None and options.resize is None:
         sides = source.first_size()
         # A network for small images also runs on enlarged ones, and its statistics would describe those.
@@ -151,6 +168,8 @@ _OPENERS: dict[str, Callable[[Spec, DataOptions], tuple[Source, View, DataOption
     "imagefolder": _open_folder,
     "cifar10": _open_cifar,
     "cifar100": _open_cifar,
+    "webdataset": _open_shards,
+    "hf": _open_rows,
     "npz": _open_npz,
     "digits": _open_digits,
 }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from tensigma.errors import InputError
 from tensigma.zoo.spec import Spec, unknown
+
+#: Schemes whose samples have several members, of which options name those to take.
+_TABLES = ("webdataset", "hf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,11 @@ class DataOptions:
     shuffle: bool = True
     weight: float | None = None
     unreadable: str = "error"
+    #: Where a sample of a shard or a row of a table has its image and its class.
+    column: str | None = None
+    label: str | None = None
+    #: Name of the split that is stored, for sets that have their own.
+    stored: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("size", "resize", "via", "samples", "per_class"):
@@ -59,7 +68,8 @@ class DataOptions:
     @classmethod
     def of(cls, spec: Spec, defaults: Mapping[str, Any]) -> DataOptions:
         """The options in ``spec``, which override ``defaults`` given as keywords."""
-        names = [field.name for field in fields(cls) if field.name != "shape"]
+        foreign = () if spec.scheme in _TABLES else ("column", "label")
+        names = [field.name for field in fields(cls) if field.name not in ("shape", "stored", *foreign)]
         values: dict[str, Any] = {}
         for key, value in (dict(defaults) | spec.options).items():
             if key not in names:
@@ -70,7 +80,16 @@ class DataOptions:
                 values["shape"] = tuple(_whole(key, side) for side in text.replace(",", "x").split("x"))
             elif value is not None:
                 values[key] = _CONVERTERS[key](key, text)
+        if spec.scheme == "hf" and "holdout" not in values:
+            values["stored"] = _stored(values.pop("split", None))
         return cls(**values)
+
+
+def _stored(split: str | None) -> str | None:
+    """The name of a stored split; parts of one are chosen by our own options, which know what overlaps."""
+    if split is not None and not re.fullmatch(r"[\w.-]+", split):
+        raise InputError(f"split={split} is no name of a split; take a part of one by samples= or holdout=")
+    return split
 
 
 def _check(name: str, value: object, valid: bool, accepted: str) -> None:
@@ -129,4 +148,6 @@ _CONVERTERS: dict[str, Callable[[str, str], Any]] = {
     "shuffle": _flag,
     "weight": _number,
     "unreadable": _word,
+    "column": _word,
+    "label": _word,
 }

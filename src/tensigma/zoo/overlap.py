@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tensigma.errors import InputError
+from tensigma.errors import TensigmaError
+from tensigma.zoo.shards import shard_files
 from tensigma.zoo.spec import Spec
 
 #: Sets whose test images are stored separately; without a split their names mean the training images.
-_STORED_SEPARATELY = ("cifar10", "cifar100")
+_STORED_SEPARATELY = ("cifar10", "cifar100", "hf")
 
 
 def may_share(first: str, second: str) -> bool:
@@ -31,7 +32,7 @@ def may_share(first: str, second: str) -> bool:
 def _pair(first: str, second: str) -> bool:
     try:
         one, other = Spec.parse(first), Spec.parse(second)
-    except InputError:
+    except TensigmaError:
         return first == second
     if one.scheme != other.scheme or not _same_place(one, other):
         return False
@@ -48,5 +49,15 @@ def _pair(first: str, second: str) -> bool:
 def _same_place(one: Spec, other: Spec) -> bool:
     if one.scheme in ("digits", "file"):
         return one.target == other.target
+    if one.scheme == "webdataset":
+        return _share_a_shard(one, other)
     places = [Path(spec.target).expanduser().resolve() for spec in (one, other)]
     return places[0] == places[1] or places[0] in places[1].parents or places[1] in places[0].parents
+
+
+def _share_a_shard(one: Spec, other: Spec) -> bool:
+    try:
+        first, second = ({file.resolve() for file in shard_files(spec.target)} for spec in (one, other))
+    except TensigmaError:
+        return True
+    return not first.isdisjoint(second)

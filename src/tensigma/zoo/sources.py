@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensigma.errors import InputError, StoreError
+from tensigma.errors import StoreError
+from tensigma.zoo.decoding import decode, first_size
 from tensigma.zoo.images import View
 from tensigma.zoo.spec import require
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
-# More than any data set has; every class gets a name.
-_MOST_CLASSES = 1_000_000
+#: More than any data set has; every class gets a name.
+MOST_CLASSES = 1_000_000
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
@@ -69,33 +70,10 @@ class Folder:
 
     def first_size(self) -> tuple[int, int] | None:
         """Width and height of the first file, from its header; None if it cannot be read."""
-        image_module = require("PIL.Image", "vision", "reading image files")
-        try:
-            with image_module.open(self.files[0]) as opened:
-                wide, high = opened.size
-                return int(wide), int(high)
-        except (OSError, SyntaxError, ValueError, image_module.DecompressionBombError):
-            return None
+        return first_size(lambda index: self.files[index])
 
     def read(self, indices: Sequence[int], view: View) -> tuple[Tensor, dict[int, str]]:
-        image_module = require("PIL.Image", "vision", "reading image files")
-        images, failures = [], {}
-        for index in indices:
-            try:
-                with image_module.open(self.files[index]) as opened:
-                    # A palette with transparency loses it with a warning unless it is made explicit first.
-                    image = opened.convert("RGBA") if "transparency" in opened.info else opened
-                    pixels = np.array(image.convert("RGB"))  # (h, w, 3)
-            # Broken files raise all of these, a damaged PNG even SyntaxError.
-            except (OSError, SyntaxError, ValueError, image_module.DecompressionBombError) as error:
-                failures[index] = f"{self.files[index]}: not a readable image ({error})"
-                continue
-            images.append(view.apply(torch.from_numpy(pixels).permute(2, 0, 1)[None]))
-        if not images:
-            return torch.empty(0), failures
-        if len({image.shape for image in images}) > 1:
-            raise InputError("images of several sizes cannot form a batch; give size=…, such as size=224")
-        return torch.cat(images), failures
+        return decode(indices, view, lambda index: self.files[index], lambda index: str(self.files[index]))
 
 
 def open_folder(folder: Path) -> Folder:
@@ -151,7 +129,7 @@ def open_npz(file: Path, classes: tuple[str, ...] = ()) -> Arrays:
 
 def _are_classes(labels: np.ndarray) -> bool:
     whole = labels.dtype.kind in "iu" or (labels.dtype.kind == "f" and bool((labels == np.floor(labels)).all()))
-    return whole and (not len(labels) or bool(labels.max() < _MOST_CLASSES))
+    return whole and (not len(labels) or bool(labels.max() < MOST_CLASSES))
 
 
 def _channels_first(images: np.ndarray, file: Path) -> Tensor:

@@ -1,0 +1,141 @@
+"""Sets of Hugging Face ``datasets``, from files: what they give is what a folder of the same images gives."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tensigma.errors import InputError, MissingExtra, StoreError
+from tensigma.zoo import Data, load_data, may_share
+
+# The package warns about its own use of others.
+pytestmark = pytest.mark.filterwarnings(r"ignore:Cannot (locate reference|pickle)")
+NAMES = ["ant", "bee", "cat"]
+
+
+def load(spec: str, **options: object) -> Data:
+    data = load_data(spec, **options)  # type: ignore[arg-type]
+    assert isinstance(data, Data)
+    return data
+
+
+@pytest.fixture
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    package = pytest.importorskip("datasets", reason="datasets is not installed: pip install 'tensigma[hf]'")
+    monkeypatch.setattr(package.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(package.config, "HF_DATASETS_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return package
+
+
+def png(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (20, 24, 3), dtype=np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def rows(datasets: Any, first: int = 0, count: int = 12) -> Any:
+    images = [{"bytes": png(first + i), "path": None} for i in range(count)]
+    features = {
+        "picture": datasets.Image(),
+        "label": datasets.ClassLabel(names=NAMES),
+        "note": datasets.Value("string"),
+    }
+    columns = {"picture": images, "label": [i * 3 // count for i in range(count)], "note": ["x"] * count}
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    for i in range(12):
+        place = tmp_path / "set" / NAMES[i * 3 // 12]
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{i:02}.png").write_bytes(png(i))
+    return f"imagefolder:{tmp_path / 'set'}"
+
+
+def assert_same(data: Data, other: Data) -> None:
+    assert (data.n_samples, data.classes) == (other.n_samples, other.classes)
+    for _ in range(2):
+        for one, two in zip(data, other, strict=True):
+            assert torch.equal(one[0], two[0])
+            assert one[1] is not None
+            assert two[1] is not None
+            assert torch.equal(one[1], two[1])
+
+
+@pytest.mark.slow
+def test_tables_are_a_folder(datasets: Any, folder: str, tmp_path: Path) -> None:
+    place = tmp_path / "parquet"
+    place.mkdir()
+    rows(datasets).to_parquet(place / "train-00000-of-00001.parquet")
+    rows(datasets, first=100, count=3).to_parquet(place / "test-00000-of-00001.parquet")
+    datasets.DatasetDict(train=rows(datasets), test=rows(datasets, 100, 3)).save_to_disk(tmp_path / "saved")
+    rows(datasets).save_to_disk(tmp_path / "alone")
+    names = [place, place / "train-00000-of-00001.parquet", tmp_path / "saved", tmp_path / "alone"]
+    for name in names:
+        for options in ("size=16", "size=16&classes=ant,cat&samples=5&mean=0.5&std=0.2"):
+            assert_same(load(f"hf:{name}?{options}", batch_size=5), load(f"{folder}?{options}", batch_size=5))
+    held = "size=16&split=val&holdout=0.25"
+    assert_same(load(f"hf:{place}?{held}"), load(f"{folder}?{held}"))
+    for name in (place, tmp_path / "saved"):
+        assert load(f"hf:{name}?split=test").n_samples == 3
+        with pytest.raises(InputError, match=r"the split 'dev' is not known.*test, train"):
+            load(f"hf:{name}?split=dev")
+
+
+@pytest.mark.slow
+def test_columns(datasets: Any, tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    table = rows(datasets)
+    table.add_column("raw", [png(i) for i in range(12)]).add_column("kind", [1] * 12).to_parquet(file)
+    with pytest.raises(InputError, match=r"columns with images: picture, raw .*give column="):
+        load(f"hf:{file}")
+    first, second = (load(f"hf:{file}?column={name}&size=16") for name in ("picture", "raw"))
+    assert_same(first, second)
+    assert load(f"hf:{file}?column=raw&label=kind").n_classes == 2
+    for options, message in (
+        ("column=note", "holds no images"),
+        ("column=pictur", "did you mean 'picture'"),
+        ("column=raw&label=note", "not classes"),
+        ("column=raw&label=what", "'what' is not known"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load(f"hf:{file}?{options}")
+
+
+@pytest.mark.slow
+def test_bad_tables(datasets: Any, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StoreError, match=r"without \.parquet files"):
+        load(f"hf:{tmp_path / 'empty'}")
+    (tmp_path / "bad.parquet").write_bytes(b"nothing of the kind")
+    for name in (tmp_path / "bad.parquet", "nobody/nothing-here"):
+        with pytest.raises(StoreError, match="cannot be read as a file or folder"):
+            load(f"hf:{name}")
+
+
+def test_parts_of_splits_are_chosen_by_our_options() -> None:
+    with pytest.raises(InputError, match=r"split=train\[:10%\] is no name of a split"):
+        load("hf:cats?split=train[:10%]")
+
+
+def test_what_shares_images() -> None:
+    assert not may_share("hf:cats", "hf:cats?split=validation")
+    assert may_share("hf:cats", "hf:cats?split=train")
+    assert may_share("hf:cats?split=train&holdout=0.1", "hf:cats")
+    assert not may_share("hf:cats?split=train&holdout=0.1", "hf:cats?split=val&holdout=0.1")
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtra, match=r"tensigma\[hf\]"):
+        load("hf:cats")
