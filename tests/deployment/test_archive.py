@@ -191,7 +191,7 @@ def test_other_buffers_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data.update(version=2), "format version 2; this library reads version 1"),
+        (lambda data: data.update(version=3), "format version 3; this library reads versions 1 and 2"),
         (lambda data: data.update(format="x"), "not the manifest"),
         (lambda data: data.pop("layers"), "'layers' is missing"),
         (lambda data: data["layers"]["head"].update(format="magic"), "layer 'head': format 'magic' is unknown"),

@@ -18,11 +18,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 import tensigma as ts
+from support_grids import round_
 from tensigma.cli.report import read_report
 from tensigma.errors import TensigmaError
 from tensigma.finetuning.history import Epoch, FineTuning, RateHistory
 from tensigma.finetuning.unfinished import Unfinished
-from tensigma.layers import Geometry
+from tensigma.layers import HALF, Geometry
 from tensigma.running.timetable import TimeTable
 from tensigma.running.timing import Eager
 from tensigma.solving import Solutions, Treatment, method_of, norm_of
@@ -79,6 +80,14 @@ def _write_archive(folder: Path) -> None:
 
 def _read_archive(folder: Path) -> Value:
     return _tensors(ts.load(folder / "small", network()).state_dict())
+
+
+def _write_packed_archive(folder: Path) -> None:
+    small = ts.compress(network(), _plan())[0]
+    weights = [layer for layer in small.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    for index, layer in enumerate(weights):
+        round_(layer, (3, 4, 8, HALF)[index % 4])
+    ts.save(small, folder / "small")
 
 
 def _write_stats(folder: Path) -> None:
@@ -259,6 +268,7 @@ def _read_photo(folder: Path) -> Value:
 
 PARSERS = (
     Parser("archive", _write_archive, _read_archive),
+    Parser("archive with packed weights", _write_packed_archive, _read_archive),
     Parser("statistics", _write_stats, _read_stats),
     Parser("unfinished calibration", _write_checkpoint, _read_checkpoint),
     Parser("plan", _write_plan, _read_plan, editable=True),

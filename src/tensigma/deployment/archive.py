@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tensigma.deployment.exporting import export
+from tensigma.deployment.packing import PACKED, grids_in, note_grids_, packed_state, unpacked_state
 from tensigma.errors import InputError, StoreError, TensigmaError
 from tensigma.files import (
     SEAL,
@@ -41,6 +42,7 @@ from tensigma.graphs import OnnxNetwork, load_onnx
 from tensigma.layers import (
     Format,
     Geometry,
+    Grid,
     empty_modules,
     find_compressed,
     first_difference,
@@ -56,7 +58,8 @@ from tensigma.layers import (
 from tensigma.running import content_digests, copied
 
 FORMAT = "tensigma-model"
-VERSION = 1
+#: Archives with packed weights have the second version, all others the first.
+VERSION, PACKED_VERSION = 1, 2
 MANIFEST = "manifest.json"
 WEIGHTS = "model.safetensors"
 #: A model that came as an ONNX file.
@@ -66,8 +69,8 @@ GRAPH = "model.onnx"
 def save(model: nn.Module, folder: str | os.PathLike[str], *, force: bool = False) -> None:
     """Write a compressed model to ``folder``, all of it or nothing; replacing an archive needs ``force``.
 
-    Any model can be saved, also one without compressed layers. Parameters and buffers are stored bit for bit. A model
-    that came as an ONNX file is one ONNX file in the folder, ``model.onnx``.
+    Any model can be saved, also one without compressed layers. Parameters and buffers are stored bit for bit; a weight
+    of few bits takes few bits. A model that came as an ONNX file is one ONNX file in the folder, ``model.onnx``.
 
     >>> import tempfile
     >>> import tensigma as ts
@@ -85,11 +88,13 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, force: bool = Fals
             export(model, place / GRAPH, check=model.example() is not None)
         return
     state, aliases = _unique(_tensors(model))
+    grids = grids_in(model, state, aliases)
     plain = {key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}
+    tensors, packed = packed_state(plain, grids)
     manifest = seal(
         {
             "format": FORMAT,
-            "version": VERSION,
+            "version": PACKED_VERSION if packed else VERSION,
             "library": version("tensigma"),
             "layers": {
                 name: {**format_to_json(layer.format), "bias": layer.geometry.bias}
@@ -97,12 +102,13 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, force: bool = Fals
             },
             "architecture": original_fingerprint(model),
             "aliases": aliases,
-            "digests": content_digests(plain),
+            **({"packed": packed} if packed else {}),
+            "digests": content_digests(tensors),
         }
     )
     with whole_folder(Path(folder), force=force, is_ours=_is_archive) as place:
         try:
-            save_file(plain, place / WEIGHTS)
+            save_file(tensors, place / WEIGHTS)
         except (SafetensorError, ValueError, RuntimeError) as error:
             raise StoreError(f"the weights cannot be written: {error}") from error
         (place / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -149,7 +155,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None, *, dens
             raise InputError(
                 f"layer {name!r} of the model has {hooks}, which it would lose; register them after loading"
             )
-    state = _state(place, manifest)
+    state, grids = _state(place, manifest)
     loaded = copied(model)
     compressed = {name: _format(name, entry) for name, entry in manifest["layers"].items()}
     for name, (format, bias) in compressed.items():
@@ -158,6 +164,10 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None, *, dens
         except TensigmaError as error:
             raise StoreError(f"{place} is damaged: layer {name!r}: {error}") from error
     _fill_(loaded, state, place)
+    try:
+        note_grids_(loaded, grids, manifest["aliases"])
+    except StoreError as error:
+        raise error.prefixed(f"{place} is damaged: ") from None
     if dense:
         for name in compressed:
             _densify_(loaded, name)
@@ -209,18 +219,18 @@ def _is_archive(place: Path) -> bool:
         return False
 
 
-_MANIFEST = record(
-    {
-        "format": text(FORMAT),
-        "version": integer(VERSION, VERSION),
-        "library": text(),
-        # Formats check their own entries, also formats of other packages.
-        "layers": mapping(record({"format": text(), "ranks": sequence(integer(1)), "bias": flag}, others=anything)),
-        "architecture": mapping(text()),
-        "aliases": mapping(text()),
-    },
-    {"digests": mapping(text()), SEAL: text()},
-)
+_FIELDS = {
+    "format": text(FORMAT),
+    "version": integer(),
+    "library": text(),
+    # Formats check their own entries, also formats of other packages.
+    "layers": mapping(record({"format": text(), "ranks": sequence(integer(1)), "bias": flag}, others=anything)),
+    "architecture": mapping(text()),
+    "aliases": mapping(text()),
+}
+# Archives of version 0.1 of the library have no digests; none of them has packed weights.
+_DIGESTS = {"digests": mapping(text()), SEAL: text()}
+_MANIFESTS = {VERSION: record(_FIELDS, _DIGESTS), PACKED_VERSION: record({**_FIELDS, "packed": PACKED, **_DIGESTS})}
 
 
 def _manifest(place: Path) -> dict[str, Any]:
@@ -234,30 +244,35 @@ def _manifest(place: Path) -> dict[str, Any]:
         raise error.prefixed(f"{place} holds no compressed model: ") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise StoreError(f"{file} is not the manifest of a compressed model")
-    if manifest.get("version") != VERSION:
-        raise StoreError(f"{file} has format version {manifest.get('version')}; this library reads version {VERSION}")
-    _MANIFEST(manifest, str(file))
+    number = manifest.get("version")
+    if type(number) is not int or number not in _MANIFESTS:
+        known = " and ".join(map(str, _MANIFESTS))
+        raise StoreError(f"{file} has format version {number}; this library reads versions {known}")
+    _MANIFESTS[number](manifest, str(file))
     check_seal(manifest, str(file))
     return manifest
 
 
-def _state(place: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of an archive under all their names, each as it was written."""
+def _state(place: Path, manifest: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Grid]]:
+    """The tensors of an archive under all their names, each as it was before it was written, and grids of weights."""
     try:
-        state = load_file(place / WEIGHTS)
+        tensors = load_file(place / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise StoreError(f"{place / WEIGHTS} cannot be read: {error}") from error
-    # Archives of version 0.1 have no digests.
     stored = manifest.get("digests")
     if stored is not None:
-        for key, digest in content_digests(state).items():
+        for key, digest in content_digests(tensors).items():
             if stored.get(key) != digest:
                 raise StoreError(f"{place / WEIGHTS} is damaged: {key!r} does not match its digest in {MANIFEST}")
+    try:
+        state, grids = unpacked_state(tensors, manifest.get("packed", {}))
+    except StoreError as error:
+        raise error.prefixed(f"{place} is damaged: ") from None
     for alias, key in manifest["aliases"].items():
         if alias in state or key not in state:
             raise StoreError(f"{place / MANIFEST} is damaged: {alias!r} cannot be another name of {key!r}")
         state[alias] = state[key]
-    return state
+    return state, grids
 
 
 def _format(name: str, entry: Any) -> tuple[Format, bool]:
