@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tensigma.layers import HALF, Geometry, Grid, set_grid_, to_kernels, to_weight
+from tensigma.layers import HALF, Geometry, Grid, set_grid_, stage_bits, to_kernels, to_weight
 from tensigma.linalg import Metric, Rounding
 from tensigma.solving.chains import Stage, StageProblem, composed
 
-#: Factors with at most this many weights are rounded with all weights in one problem; of larger ones, rows apart.
+#: In chains with depthwise stages, where outputs of a stage are far from orthogonal, stages with at most this many
+#: weights are rounded with all weights in one problem. Elsewhere, and in larger ones, outputs are rounded apart.
 _WHOLE = 1536
 _LARGEST_HALF = 65504.0
 #: Metrics wider than this are not written out: factors are then rounded to the nearest integers.
@@ -32,18 +33,6 @@ class RoundedStage:
 
     kernel: Tensor  # (groups, o, c, *taps)
     scales: Tensor | None  # (groups · o, 1)
-
-
-def stage_bits(geometry: Geometry, bits: int) -> int:
-    """The bits that the weights of a layer take where a plan says ``bits``.
-
-    Grids have a scale for each index of the weight's first axis. In transposed convolutions these are the inputs, by
-    which rows cannot be rounded, so they take half precision.
-
-    >>> stage_bits(Geometry.of(nn.Linear(4, 4)), 3), stage_bits(Geometry.of(nn.ConvTranspose1d(4, 4, 3)), 3)
-    (3, 16)
-    """
-    return HALF if geometry.kind == "conv_transpose" else bits
 
 
 def round_modules_(
@@ -113,14 +102,15 @@ def _balance_(stages: list[Stage]) -> None:
 
 def _fitted(stages: Sequence[Stage], target: Tensor, metric: Metric, bits: Sequence[int]) -> list[RoundedStage]:
     now = list(stages)
+    coupled = any(stage.is_depthwise for stage in stages)
     rounded: list[RoundedStage] = []
     for place, width in enumerate(bits):
         problem = StageProblem(now, place, target, metric)
-        whole = problem.size <= _WHOLE
+        small = problem.size <= _WHOLE
         separable = problem.n_later == 1 and not problem.stage.is_depthwise
-        if place > 0 and (whole or separable):
+        if place > 0 and (small or separable):
             problem.stage = Stage(problem.refitted(_RIDGE))
-        part = _rounded_stage(problem, width, whole=whole and not problem.is_last)
+        part = _rounded_stage(problem, width, whole=small and coupled and not problem.is_last)
         rounded.append(part)
         now[place] = Stage(part.kernel)
     return rounded
