@@ -29,7 +29,20 @@ if TYPE_CHECKING:
     from tensigma.evaluation import Certificate, Evaluation, evaluate
     from tensigma.finetuning import FineTuning, finetune
     from tensigma.graphs import load_onnx
-    from tensigma.planning import VBMF, Drop, Energy, Latency, Macs, Params, Plan, Ranks, Recipe, SigmaVBMF, plan
+    from tensigma.planning import (
+        VBMF,
+        Bytes,
+        Drop,
+        Energy,
+        Latency,
+        Macs,
+        Params,
+        Plan,
+        Ranks,
+        Recipe,
+        SigmaVBMF,
+        plan,
+    )
     from tensigma.report import write_report
     from tensigma.running import Boxes, Numbers, Scores
 
@@ -38,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = [
     "VBMF",
     "Boxes",
+    "Bytes",
     "Calibration",
     "Certificate",
     "Drop",
@@ -87,7 +101,7 @@ _NAMES = {
     "graphs": ("load_onnx",),
     "layers": (),
     "linalg": (),
-    "planning": tuple("VBMF Drop Energy Latency Macs Params Plan Ranks Recipe SigmaVBMF plan".split()),
+    "planning": tuple("VBMF Bytes Drop Energy Latency Macs Params Plan Ranks Recipe SigmaVBMF plan".split()),
     "report": ("write_report",),
     "running": ("Boxes", "Numbers", "Scores"),
     "solving": (),

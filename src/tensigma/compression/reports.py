@@ -23,6 +23,7 @@ from tensigma.files import (
     text,
 )
 from tensigma.planning import FRONT_VERSION
+from tensigma.solving import label_of
 from tensigma.text import count, share, table
 
 FORMAT = "tensigma-report"
@@ -38,6 +39,7 @@ _LAYER = record(
         "after": _SIZE,
     },
     {
+        "bits": optional(integer(2)),
         "error": optional(number(0)),
         "frobenius_error": optional(number(0)),
         "converged": optional(flag),
@@ -112,6 +114,8 @@ class LayerReport:
     norm: str | None
     before: Size
     after: Size
+    #: Bits of the weights; None for those of float32.
+    bits: int | None = None
     #: Relative error of the output, √(tr(ΔΣΔᵀ) ÷ tr(MΣMᵀ)), with Σ_c under the centred norm.
     error: float | None = None
     #: Relative error of the weights.
@@ -241,7 +245,7 @@ class Report:
             rows.append(
                 [
                     layer.name,
-                    " ".join([layer.method, *map(str, layer.ranks or ())]),
+                    label_of(layer.method, layer.ranks, layer.bits),
                     *_pair(layer.before.params, layer.after.params, changed),
                     *_pair(layer.before.macs, layer.after.macs, changed),
                     *_pair(layer.before.bytes, layer.after.bytes, changed),

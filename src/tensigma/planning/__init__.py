@@ -1,7 +1,7 @@
 """Which layers are compressed, in which format and with which ranks."""
 
 from tensigma.planning.allocation import Allocation
-from tensigma.planning.budgets import Budget, CostBudget, Macs, Params
+from tensigma.planning.budgets import AllOf, Budget, Bytes, CostBudget, Macs, Params
 from tensigma.planning.drop import Drop, SearchProgress
 from tensigma.planning.effects import EffectProgress
 from tensigma.planning.entry import CompressedEntry, DenseEntry, Entry
@@ -19,8 +19,10 @@ from tensigma.planning.weighing import TrialProgress, weighing_in_words
 __all__ = [
     "FRONT_VERSION",
     "VBMF",
+    "AllOf",
     "Allocation",
     "Budget",
+    "Bytes",
     "CompressedEntry",
     "CostBudget",
     "DenseEntry",

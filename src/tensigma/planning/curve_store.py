@@ -36,13 +36,14 @@ from tensigma.solving import Candidate, stats_digest
 logger = logging.getLogger(__name__)
 
 # Increased when what is stored changes, or what a curve says about the same layer.
-_VERSION = 1
+_VERSION = 2
 _OPTION = record(
     {
         "method": optional(text()),
         "ranks": optional(sequence(integer(1))),
         "params": integer(),
         "macs": integer(),
+        "bytes": integer(),
         "error2": number(0),
     }
 )
@@ -89,6 +90,7 @@ def _plain(option: Option) -> dict[str, Any]:
         "ranks": None if option.ranks is None else list(option.ranks),
         "params": option.cost.params,
         "macs": option.cost.macs,
+        "bytes": option.cost.bytes,
         "error2": option.error2,
     }
 
@@ -108,7 +110,7 @@ def _read(file: Path, layer: Candidate) -> list[Option] | None:
         Option(
             None if option["method"] is None else methods[option["method"]],
             None if option["ranks"] is None else tuple(option["ranks"]),
-            Cost(option["params"], option["macs"]),
+            Cost(option["params"], option["macs"], option["bytes"]),
             option["error2"],
         )
         for option in stored["options"]

@@ -15,6 +15,7 @@ from tensigma.solving.methods import (
 from tensigma.solving.metrics import means
 from tensigma.solving.norms import NORMS, Norm, energy_views, norm_of
 from tensigma.solving.parallel import side_by_side
+from tensigma.solving.rounding import rounding_error
 from tensigma.solving.sharing import run_shared
 from tensigma.solving.solution import Solution, solve
 from tensigma.solving.solution_store import Solutions, stats_digest
@@ -47,6 +48,7 @@ __all__ = [
     "norm_of",
     "register",
     "registered",
+    "rounding_error",
     "run_shared",
     "side_by_side",
     "solve",

@@ -33,6 +33,8 @@ class Candidate:
     options: Mapping[str, Any] = field(default_factory=dict)
     #: The methods among which a budget may choose.
     choices: tuple[Method, ...] = ()
+    #: The fewest bits that a budget may give its weights.
+    least_bits: int = 2
 
     @cached_property
     def spectra(self) -> Spectra:

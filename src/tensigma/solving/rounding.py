@@ -58,6 +58,21 @@ def round_modules_(
         set_grid_(module, Grid(width, scales))
 
 
+def rounding_error(weight: Tensor, kernels: Sequence[Tensor] | None, metric: Metric, bits: int) -> float:
+    """The relative error of one kernel after rounding: of its factors, given the kernels of their stages as formats
+    give them, or of the kernel itself.
+
+    >>> weight = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    >>> errors = [rounding_error(weight, None, Metric.identity(6), bits) for bits in (3, 4, 8)]
+    >>> errors == sorted(errors, reverse=True), errors[-1] < 0.01
+    (True, True)
+    """
+    stages = [Stage(kernel) for kernel in ([weight[None]] if kernels is None else kernels)]
+    chain = rounded_chain(stages, weight, metric, [bits] * len(stages))
+    energy = metric.norm(weight).item()
+    return _lost(chain, weight.float(), metric.to(weight.float())) / energy if energy > 0 else 0.0
+
+
 def rounded_chain(
     stages: Sequence[Stage], target: Tensor, metric: Metric, bits: Sequence[int]
 ) -> list[RoundedStage]:
