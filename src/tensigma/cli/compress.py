@@ -16,6 +16,7 @@ from tensigma.cli.loading import Network, data_of, is_untrained, model_of, name_
 from tensigma.cli.options import (
     AnswersOption,
     BatchSize,
+    BitsOption,
     BudgetOption,
     DataNames,
     Device,
@@ -39,7 +40,7 @@ from tensigma.cli.outputs import MODEL, claim_folder, is_output, to_json, write_
 from tensigma.cli.plan import plan_facts
 from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
-from tensigma.cli.sources import Planned, Sources, check_absent, check_choice, recipe_of
+from tensigma.cli.sources import Planned, Sources, check_absent, check_choice, recipe_of, with_bits
 from tensigma.cli.tables import plan_table, report_table, summary_table
 from tensigma.errors import InputError, MissingExtra
 from tensigma.files import seal, whole_folder
@@ -103,6 +104,7 @@ def compress(
     model: ModelName,
     out: Out,
     budget: BudgetOption = None,
+    bits: BitsOption = None,
     ranks: RanksOption = None,
     plan: PlanFile = None,
     method: MethodName = "auto",
@@ -170,10 +172,10 @@ def compress(
     """
     check_choice(budget=budget, ranks=ranks, plan=plan)
     if plan is not None:
-        check_absent(context, "method", "norm", "layers", "skip", "holdout", "weigh")
+        check_absent(context, "bits", "method", "norm", "layers", "skip", "holdout", "weigh")
     claim_folder(screen, out, force=force, format=MODEL)
     plan_or_recipe = (
-        recipe_of(budget, ranks, method, norm, layers, skip, seed, weigh, answers)
+        recipe_of(with_bits(budget, bits), ranks, method, norm, layers, skip, seed, weigh, answers)
         if plan is None
         else ts.Plan.load(plan)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,21 @@ def check_absent(context: typer.Context, *names: str) -> None:
             f"--plan has decided what {' and '.join(f'--{name}' for name in typed)} would decide; leave one of them "
             "out, or edit the file of the plan"
         )
+
+
+def with_bits(budget: ts.planning.Budget | None, bits: tuple[int, ...] | None) -> ts.planning.Budget | None:
+    """``budget`` with the bits of ``--bits``.
+
+    >>> with_bits(ts.Bytes(0.2) & ts.Macs(0.5), (4, 8)).parts[0]
+    Bytes(share=0.2, bits=(4, 8))
+    """
+    if bits is None:
+        return budget
+    parts = budget.parts if isinstance(budget, ts.planning.CostBudget | ts.planning.AllOf) else ()
+    changed = tuple(replace(part, bits=bits) if isinstance(part, ts.Bytes) else part for part in parts)
+    if not any(isinstance(part, ts.Bytes) for part in parts):
+        raise typer.BadParameter("--bits goes with --budget bytes=X, under which weights may take fewer bits")
+    return changed[0] if len(changed) == 1 else ts.planning.AllOf(changed)
 
 
 def recipe_of(

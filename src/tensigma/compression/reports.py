@@ -57,17 +57,20 @@ _MEASURE = record(
         "macs": optional(sequence(integer())),
         "choices": sequence(sequence(integer())),
         "chosen": integer(),
-    }
+    },
+    # Reports of 0.1 have none.
+    {"bytes": sequence(integer())},
 )
 _FRONT = record(
     {
         "version": integer(),
-        "measures": record({"params": _MEASURE}, {"macs": _MEASURE}),
+        "measures": record({"params": _MEASURE}, {"macs": _MEASURE, "bytes": _MEASURE}),
         "layers": sequence(
             record({"name": text(), "options": sequence(sequence(anything))}, {"settings": mapping(anything)})
         ),
         "plan": mapping(anything),
-    }
+    },
+    {"bits": optional(sequence(integer()))},
 )
 _NOTES = record(
     {},
@@ -297,7 +300,7 @@ def _check_page(data: Mapping[str, Any]) -> None:
     n_options = [len(layer["options"]) for layer in front["layers"]]
     for name, measure in front["measures"].items():
         columns = [measure[key] for key in ("share", "error", "params", "choices")]
-        columns += [measure["macs"]] * (measure["macs"] is not None)
+        columns += [measure[key] for key in ("macs", "bytes") if measure.get(key) is not None]
         whole = len({len(column) for column in columns}) == 1 and measure["chosen"] < len(measure["share"])
         if not whole or not all(
             len(row) == len(n_options) and all(option < n for option, n in zip(row, n_options, strict=True))

@@ -113,6 +113,8 @@ class ParetoFront:
             entry_of(draft, chosen[draft.name]) if isinstance(draft, Candidate) else draft for draft in self._drafts
         ]
         notes = dict(priced.notes)
+        if bits_allowed(budget):
+            notes["bits"] = list(bits_allowed(budget))
         for part in budget.parts:
             if isinstance(part, Latency):
                 after = priced.rest["seconds"] + sum(option.price("seconds") for option in chosen.values())
