@@ -31,7 +31,20 @@ if TYPE_CHECKING:
     from tensigma.finetuning import FineTuning, finetune
     from tensigma.graphs import load_onnx
     from tensigma.hub import from_pretrained, push_to_hub, save_pretrained
-    from tensigma.planning import VBMF, Drop, Energy, Latency, Macs, Params, Plan, Ranks, Recipe, SigmaVBMF, plan
+    from tensigma.planning import (
+        VBMF,
+        Bytes,
+        Drop,
+        Energy,
+        Latency,
+        Macs,
+        Params,
+        Plan,
+        Ranks,
+        Recipe,
+        SigmaVBMF,
+        plan,
+    )
     from tensigma.report import write_report
     from tensigma.running import Boxes, Numbers, Scores
 
@@ -40,6 +53,7 @@ if TYPE_CHECKING:
 __all__ = [
     "VBMF",
     "Boxes",
+    "Bytes",
     "Calibration",
     "Certificate",
     "Drop",
@@ -93,7 +107,7 @@ _NAMES = {
     "hub": ("from_pretrained", "push_to_hub", "save_pretrained"),
     "layers": (),
     "linalg": (),
-    "planning": tuple("VBMF Drop Energy Latency Macs Params Plan Ranks Recipe SigmaVBMF plan".split()),
+    "planning": tuple("VBMF Bytes Drop Energy Latency Macs Params Plan Ranks Recipe SigmaVBMF plan".split()),
     "report": ("write_report",),
     "running": ("Boxes", "Numbers", "Scores"),
     "solving": (),

@@ -14,6 +14,7 @@ from tensigma.cli.loading import Network, data_of, is_untrained, model_of, name_
 from tensigma.cli.options import (
     AnswersOption,
     BatchSize,
+    BitsOption,
     BudgetOption,
     CacheFolder,
     DataNames,
@@ -46,6 +47,7 @@ from tensigma.cli.sources import (
     check_resumable,
     recipe_of,
     saying_how_to_resume,
+    with_bits,
 )
 from tensigma.cli.tables import plan_table, report_table, summary_table
 from tensigma.errors import InputError, MissingExtra
@@ -109,6 +111,7 @@ def compress(
     model: ModelName,
     out: Out,
     budget: BudgetOption = None,
+    bits: BitsOption = None,
     ranks: RanksOption = None,
     plan: PlanFile = None,
     method: MethodName = "auto",
@@ -177,12 +180,12 @@ def compress(
     """
     check_choice(budget=budget, ranks=ranks, plan=plan)
     if plan is not None:
-        check_absent(context, "method", "norm", "layers", "skip", "holdout", "weigh")
+        check_absent(context, "bits", "method", "norm", "layers", "skip", "holdout", "weigh")
     if resume:
         check_resumable(cache)
     claim_folder(screen, out, force=force, format=MODEL)
     plan_or_recipe = (
-        recipe_of(budget, ranks, method, norm, layers, skip, seed, weigh, answers)
+        recipe_of(with_bits(budget, bits), ranks, method, norm, layers, skip, seed, weigh, answers)
         if plan is None
         else ts.Plan.load(plan)
     )

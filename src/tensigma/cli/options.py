@@ -15,6 +15,7 @@ from tensigma.cli.parsing import (
     METHODS,
     NORMS,
     parse_answers,
+    parse_bits,
     parse_budget,
     parse_device,
     parse_memory,
@@ -105,9 +106,20 @@ BudgetOption = Annotated[
         "--budget",
         parser=parse_budget,
         metavar="KIND=X",
-        help="The share of the whole model that may remain: params=0.5, macs=40% or latency=0.6 (time on this machine; "
-        "in full latency=0.6,runtime=eager,batch=8). Or the share of its answers that may be lost: drop=0.01, measured "
+        help="The share of the whole model that may remain: params=0.5, macs=40%, bytes=0.125 (see --bits) or "
+        "latency=0.6 (time on this machine; in full latency=0.6,runtime=eager,batch=8); several as in "
+        "bytes=0.125,macs=0.5. Or the share of its answers that may be lost: drop=0.01, measured "
         "on --holdout.",
+        rich_help_panel=_WHAT,
+    ),
+]
+BitsOption = Annotated[
+    Any,
+    typer.Option(
+        "--bits",
+        parser=parse_bits,
+        metavar="N,N",
+        help="Bits that weights may take under --budget bytes=X, of 2 to 8 and 16. Without it, 3, 4, 8 and 16.",
         rich_help_panel=_WHAT,
     ),
 ]

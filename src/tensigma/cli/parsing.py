@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import tensigma as ts
 from tensigma.errors import InputError, TensigmaError
 
 #: What --method and --norm accept. The library's own tables come with torch; a test compares them with these.
-METHODS = ("auto", "tucker2", "cp", "cp-joint", "deflation", "svd", "spatial-svd", "tensor-train")
+METHODS = ("auto", "tucker2", "cp", "cp-joint", "deflation", "svd", "spatial-svd", "tensor-train", "dense")
 NORMS = ("centred", "sigma", "frobenius", "fisher", "activation")
 
 
@@ -70,19 +71,46 @@ def _without_completion(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 @_without_completion
 def parse_budget(text: str) -> ts.planning.Budget:
-    """``params=0.5``, ``params=0.5,at-most=none``, ``macs=40%``, ``latency=0.6,runtime=eager,batch=8`` or ``drop=1%``.
+    """``params=0.5``, ``params=0.5,at-most=none``, ``macs=40%``, ``bytes=0.125``, ``latency=0.6,runtime=eager,batch=8``,
+    several of these as in ``bytes=0.125,macs=0.5``, or ``drop=1%``.
 
     >>> parse_budget("params=0.5"), parse_budget("macs=40%")
     (Params(share=0.5), Macs(share=0.4))
     >>> parse_budget("drop=1%,measure=agreement")
     Drop(share=0.01, measure='agreement', trials=8)
+    >>> parse_budget("bytes=0.125,macs=0.5")
+    AllOf(parts=(Bytes(share=0.125, bits=(3, 4, 8, 16)), Macs(share=0.5)))
     """
-    budgets = {"params": ts.Params, "macs": ts.Macs, "latency": ts.Latency, "drop": ts.Drop}
+    budgets = {"params": ts.Params, "macs": ts.Macs, "bytes": ts.Bytes, "latency": ts.Latency, "drop": ts.Drop}
     accepted = (
-        "params=0.5, macs=0.5 or latency=0.5 (the share of the original that may remain), or drop=0.01 (the share of"
-        " its answers that may be lost)"
+        "params=0.5, macs=0.5, bytes=0.125 or latency=0.5 (the share of the original that may remain), several of them"
+        " as in bytes=0.125,macs=0.5, or drop=0.01 (the share of its answers that may be lost)"
     )
-    return _built(text, budgets, accepted)
+    parts: list[str] = []
+    for item in text.split(","):
+        if parts and item.partition("=")[0].strip().lower() not in budgets:
+            parts[-1] += f",{item}"
+        else:
+            parts.append(item)
+    first, *others = (_built(part, budgets, accepted) for part in parts)
+    try:
+        return functools.reduce(operator.and_, others, first)
+    except InputError as error:
+        raise typer.BadParameter(in_options(error)) from None
+
+
+@_without_completion
+def parse_bits(text: str) -> tuple[int, ...]:
+    """Bits that weights may take.
+
+    >>> parse_bits("4,8")
+    (4, 8)
+    """
+    try:
+        return ts.Bytes(1.0, bits=tuple(int(part) for part in text.split(","))).bits
+    except ValueError as error:
+        reason = f"{in_options(error)}; " if isinstance(error, InputError) else f"got {text!r}; "
+        raise typer.BadParameter(f"{reason}write such as --bits 4,8") from None
 
 
 @_without_completion

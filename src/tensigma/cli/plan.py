@@ -13,6 +13,7 @@ from tensigma.cli.loading import data_of, model_of
 from tensigma.cli.options import (
     AnswersOption,
     BatchSize,
+    BitsOption,
     BudgetOption,
     CacheFolder,
     DataNames,
@@ -34,7 +35,7 @@ from tensigma.cli.options import (
 )
 from tensigma.cli.outputs import claim_file
 from tensigma.cli.screen import Screen
-from tensigma.cli.sources import Sources, check_choice, recipe_of, saying_how_to_resume
+from tensigma.cli.sources import Sources, check_choice, recipe_of, saying_how_to_resume, with_bits
 from tensigma.cli.tables import plan_table
 
 Out = Annotated[
@@ -47,6 +48,7 @@ def plan(
     screen: Screen,
     model: ModelName,
     budget: BudgetOption = None,
+    bits: BitsOption = None,
     ranks: RanksOption = None,
     method: MethodName = "auto",
     norm: NormName = "centred",
@@ -87,13 +89,19 @@ def plan(
       tensigma plan torchvision:resnet18 --weights r18.pth --stats stats/ \\
           --budget latency=0.6
 
-    Ranks, methods and norms in the file may be edited before
+    An eighth of the bytes and half of the multiply-adds, by lower ranks and by
+    weights of few bits:
+
+      tensigma plan torchvision:resnet18 --weights r18.pth --stats stats/ \\
+          --budget bytes=0.125,macs=0.5 --bits 4,8
+
+    Ranks, bits, methods and norms in the file may be edited before
     'tensigma compress --plan plan.json' carries it out.
     """
     check_choice(budget=budget, ranks=ranks)
     if out is not None:
         claim_file(screen, out, force=force)
-    recipe = recipe_of(budget, ranks, method, norm, layers, skip, seed, weigh, answers)
+    recipe = recipe_of(with_bits(budget, bits), ranks, method, norm, layers, skip, seed, weigh, answers)
     network = model_of(screen, model, weights, device, seed)
     images, held_out = data_of(data, batch_size, workers), data_of(holdout, batch_size, workers)
     sources = Sources(stats, images, held_out, max_samples, seed, device, check=not force, cache=cache)
@@ -113,6 +121,7 @@ def plan_facts(plan: ts.Plan) -> dict[str, Any]:
         "rate": plan.rate,
         "params": [plan.before.params, plan.after.params],
         "macs": [plan.before.macs, plan.after.macs] if plan.before.macs else None,
+        "bytes": [plan.before.bytes, plan.after.bytes],
         "notes": plan.notes,
         "layers": {name: entry.to_json() for name, entry in plan.items()},
     }

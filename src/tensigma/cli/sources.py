@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,21 @@ def saying_how_to_resume(screen: Screen, cache: Path | None) -> Iterator[None]:
         if cache is not None and cache.exists():
             screen.note(f"{cache} holds what was computed so far; the same command goes on from there")
         raise
+
+
+def with_bits(budget: ts.planning.Budget | None, bits: tuple[int, ...] | None) -> ts.planning.Budget | None:
+    """``budget`` with the bits of ``--bits``.
+
+    >>> with_bits(ts.Bytes(0.2) & ts.Macs(0.5), (4, 8)).parts[0]
+    Bytes(share=0.2, bits=(4, 8))
+    """
+    if bits is None:
+        return budget
+    parts = budget.parts if isinstance(budget, ts.planning.CostBudget | ts.planning.AllOf) else ()
+    changed = tuple(replace(part, bits=bits) if isinstance(part, ts.Bytes) else part for part in parts)
+    if not any(isinstance(part, ts.Bytes) for part in parts):
+        raise typer.BadParameter("--bits goes with --budget bytes=X, under which weights may take fewer bits")
+    return changed[0] if len(changed) == 1 else ts.planning.AllOf(changed)
 
 
 def recipe_of(

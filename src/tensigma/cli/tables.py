@@ -74,6 +74,7 @@ def _points(before: float | None, after: float | None) -> str:
 def plan_table(plan: ts.Plan) -> Columns:
     """What a plan does with every layer."""
     number, short = ts.report.number, ts.report.short
+    rounds = plan.has_bits
     rows = []
     for entry in plan.values():
         known, sized, changed = entry.geometry is not None, entry.input_size is not None, entry.format is not None
@@ -83,6 +84,7 @@ def plan_table(plan: ts.Plan) -> Columns:
                 entry.label,
                 _change(number(entry.before.params), number(entry.after.params), changed) if known else "–",
                 _change(short(entry.before.macs), short(entry.after.macs), changed) if sized else "–",
+                *([_change(number(entry.before.bytes), number(entry.after.bytes), changed)] if rounds else []),
                 ts.report.error(entry.error),
                 entry.reason or "",
             ]
@@ -90,30 +92,37 @@ def plan_table(plan: ts.Plan) -> Columns:
     before, after = plan.before, plan.after
     macs = _change(short(before.macs), short(after.macs)) if before.macs else "–"
     params = _change(number(before.params), number(after.params))
-    rows.append(["whole model", ts.report.times(before.params, after.params, "fewer"), params, macs, "", ""])
-    header = ["layer", "format", ">parameters", ">MACs", ">expected error", "why dense"]
-    return Columns(header, rows, n_totals=1, remarks=5, marked=1)
+    sizes = [_change(number(before.bytes), number(after.bytes))] if rounds else []
+    fewer = ts.report.times(before.params, after.params, "fewer")
+    if rounds:
+        fewer = f"{before.bytes / max(after.bytes, 1):.2f} times fewer bytes"
+    rows.append(["whole model", fewer, params, macs, *sizes, "", ""])
+    header = ["layer", "format", ">parameters", ">MACs", *([">bytes"] if rounds else []), ">expected error", "why dense"]
+    return Columns(header, rows, n_totals=1, remarks=len(header) - 1, marked=1)
 
 
 def report_table(report: ts.Report, *, dense: bool = True) -> Columns:
     """What a compression did with every layer, or without ``dense`` with the compressed ones only."""
     number, short = ts.report.number, ts.report.short
+    rounds = any(layer.bits is not None for layer in report.layers)
     rows = []
     for layer in report.layers if dense else report.compressed:
         changed = layer.ranks is not None
         rows.append(
             [
                 layer.name,
-                " ".join([layer.method, *map(str, layer.ranks or ())]),
+                ts.solving.label_of(layer.method, layer.ranks, layer.bits),
                 _change(number(layer.before.params), number(layer.after.params), changed),
                 _change(short(layer.before.macs), short(layer.after.macs), changed),
+                *([_change(number(layer.before.bytes), number(layer.after.bytes), changed)] if rounds else []),
                 ts.report.error(layer.error),
                 "cached" if layer.cached else f"{layer.seconds:.2f}" if changed else "",
                 *([layer.reason or ""] if dense else []),
             ]
         )
-    header = ["layer", "format", ">parameters", ">MACs", ">error", ">seconds", *(["why dense"] if dense else [])]
-    return Columns(header, rows, remarks=6 if dense else None, marked=1)
+    sizes = [">parameters", ">MACs", *([">bytes"] if rounds else [])]
+    header = ["layer", "format", *sizes, ">error", ">seconds", *(["why dense"] if dense else [])]
+    return Columns(header, rows, remarks=len(header) - 1 if dense else None, marked=1)
 
 
 def summary_table(report: ts.Report, evaluation: ts.Evaluation | None) -> Columns:

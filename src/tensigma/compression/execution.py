@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from dataclasses import replace
@@ -17,7 +18,7 @@ from tensigma.compression.refinement import WITHOUT_REFINEMENT, Refine, blocks_a
 from tensigma.compression.reports import LayerReport, PageData, Report
 from tensigma.compression.sequential import MEMORY, fit_in_sequence
 from tensigma.errors import InputError
-from tensigma.evaluation import Size, count_params, size_of
+from tensigma.evaluation import size_of
 from tensigma.layers import replace_
 from tensigma.planning import (
     Budget,
@@ -150,6 +151,12 @@ def compress(
             memory=limit,
             workers=workers,
             solutions=None if cache is None else Solutions(cache),
+        )
+    if refine is not None and plan.has_bits:
+        raise InputError(
+            "{refine} would move weights off the grids of few bits that the plan asks for; leave it out, or plan "
+            "without Bytes",
+            parameters=("refine",),
         )
     in_sequence = _in_sequence(plan, fit_data, sequential)
     solutions = plan.solutions if cache is None else plan.solutions.on_disk(cache)
@@ -360,15 +367,15 @@ def _row(entry: DenseEntry | CompressedEntry, module: nn.Module, solved: tuple[S
             name=entry.name, method="dense", ranks=None, norm=None, before=before, after=before, reason=entry.reason
         )
     solution, cached = solved
-    n_params = count_params(solution.modules)
-    width = next(module.parameters()).element_size()
+    after = size_of(copy.deepcopy(solution.modules).to(next(module.parameters())))
     return LayerReport(
         name=entry.name,
         method=entry.method.name,
         ranks=entry.ranks,
         norm=entry.norm.name,
         before=before,
-        after=Size(params=n_params, macs=entry.after.macs if sized else None, bytes=n_params * width),
+        bits=entry.bits,
+        after=replace(after, macs=entry.after.macs if sized else None),
         error=solution.error,
         frobenius_error=solution.frobenius_error,
         converged=solution.converged,

@@ -23,6 +23,7 @@ from tensigma.files import (
     text,
 )
 from tensigma.planning import FRONT_VERSION, NOTE_CHECKS
+from tensigma.solving import label_of
 from tensigma.text import count, share, table
 
 FORMAT = "tensigma-report"
@@ -38,6 +39,7 @@ _LAYER = record(
         "after": _SIZE,
     },
     {
+        "bits": optional(integer(2)),
         "error": optional(number(0)),
         "frobenius_error": optional(number(0)),
         "converged": optional(flag),
@@ -55,17 +57,20 @@ _MEASURE = record(
         "macs": optional(sequence(integer())),
         "choices": sequence(sequence(integer())),
         "chosen": integer(),
-    }
+    },
+    # Reports of 0.1 have none.
+    {"bytes": sequence(integer())},
 )
 _FRONT = record(
     {
         "version": integer(),
-        "measures": record({"params": _MEASURE}, {"macs": _MEASURE}),
+        "measures": record({"params": _MEASURE}, {"macs": _MEASURE, "bytes": _MEASURE}),
         "layers": sequence(
             record({"name": text(), "options": sequence(sequence(anything))}, {"settings": mapping(anything)})
         ),
         "plan": mapping(anything),
-    }
+    },
+    {"bits": optional(sequence(integer()))},
 )
 _NOTES = record(
     {},
@@ -114,6 +119,8 @@ class LayerReport:
     norm: str | None
     before: Size
     after: Size
+    #: Bits of the weights; None for those of float32.
+    bits: int | None = None
     #: Relative error of the output, √(tr(ΔΣΔᵀ) ÷ tr(MΣMᵀ)), with Σ_c under the centred norm.
     error: float | None = None
     #: Relative error of the weights.
@@ -243,7 +250,7 @@ class Report:
             rows.append(
                 [
                     layer.name,
-                    " ".join([layer.method, *map(str, layer.ranks or ())]),
+                    label_of(layer.method, layer.ranks, layer.bits),
                     *_pair(layer.before.params, layer.after.params, changed),
                     *_pair(layer.before.macs, layer.after.macs, changed),
                     *_pair(layer.before.bytes, layer.after.bytes, changed),
@@ -295,7 +302,7 @@ def _check_page(data: Mapping[str, Any]) -> None:
     n_options = [len(layer["options"]) for layer in front["layers"]]
     for name, measure in front["measures"].items():
         columns = [measure[key] for key in ("share", "error", "params", "choices")]
-        columns += [measure["macs"]] * (measure["macs"] is not None)
+        columns += [measure[key] for key in ("macs", "bytes") if measure.get(key) is not None]
         whole = len({len(column) for column in columns}) == 1 and measure["chosen"] < len(measure["share"])
         if not whole or not all(
             len(row) == len(n_options) and all(option < n for option, n in zip(row, n_options, strict=True))

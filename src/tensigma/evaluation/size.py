@@ -10,13 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tensigma.layers import TARGETS
+from tensigma.layers import TARGETS, packed_bytes
 from tensigma.running import Batch, Inputs, borrowed, run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """The size of a model: parameters, multiply-adds for one sample (None: unknown) and bytes in memory."""
+    """The size of a model: parameters, multiply-adds for one sample (None: unknown) and bytes in a file.
+
+    Weights on a grid of few bits count as their packed integers and scales; in memory they take four bytes each.
+    """
 
     params: int
     macs: int | None
@@ -34,7 +37,14 @@ def count_bytes(model: nn.Module) -> int:
     >>> count_bytes(nn.Linear(10, 5).half())
     110
     """
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
+    sizes = {
+        id(tensor): tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers())
+    }
+    for module in model.modules():
+        packed = packed_bytes(module)
+        if packed is not None:
+            sizes[id(module.weight)] = packed
+    return sum(sizes.values())
 
 
 def count_macs(model: nn.Module, sample: Inputs) -> int:

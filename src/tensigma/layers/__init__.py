@@ -5,8 +5,9 @@ A format is registered when its file is imported, so every built-in one is impor
 
 from tensigma.layers.architecture import compressible, describe, fingerprint, first_difference, measurable
 from tensigma.layers.build import empty_modules, from_modules, to_layer, to_modules
-from tensigma.layers.costs import Cost, cost
+from tensigma.layers.costs import Cost, cost, packed_bytes, stage_bits
 from tensigma.layers.cp_format import CPFormat
+from tensigma.layers.dense_format import DenseFormat
 from tensigma.layers.format import (
     FORMATS,
     Compressed,
@@ -46,6 +47,7 @@ __all__ = [
     "CPFormat",
     "Compressed",
     "Cost",
+    "DenseFormat",
     "Format",
     "Geometry",
     "Grid",
@@ -78,6 +80,7 @@ __all__ = [
     "measurable",
     "memory_format_of",
     "original_fingerprint",
+    "packed_bytes",
     "pointwise",
     "pointwise_kernel",
     "recognise",
@@ -85,6 +88,7 @@ __all__ = [
     "replace_",
     "select",
     "set_grid_",
+    "stage_bits",
     "temporary_formats",
     "to_kernels",
     "to_layer",

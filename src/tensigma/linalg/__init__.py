@@ -12,6 +12,7 @@
 from tensigma.linalg.cp import CP, CPFactors, CPJoint, cp_rank, max_rank
 from tensigma.linalg.curves import power_law, rank_grid, share_lost
 from tensigma.linalg.deflation import Deflation
+from tensigma.linalg.dense import Dense, DenseFactors
 from tensigma.linalg.factors import Factors, Fit
 from tensigma.linalg.metric import Metric
 from tensigma.linalg.rounding import RoundedKernel, Rounding
@@ -30,6 +31,8 @@ __all__ = [
     "CPFactors",
     "CPJoint",
     "Deflation",
+    "Dense",
+    "DenseFactors",
     "Factors",
     "Fit",
     "Importance",

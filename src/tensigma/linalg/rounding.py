@@ -9,7 +9,7 @@ the integers. The loss is a sum over rows, so each row keeps the best of what wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
@@ -31,6 +31,8 @@ _ROUNDS = 3
 _RIDGE = 0.01
 # Columns whose feedback is applied at once, by a matrix product.
 _BLOCK = 128
+# Half precision holds scales down to this to a few per cent; the integers are fitted to the scale as it is stored.
+_LEAST_HALF, _MOST_HALF = 2.0**-20, 2.0**15
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +71,8 @@ class Rounding:
     """A kernel rounded to ``bits`` bits, close to what it was under a metric.
 
     ``symmetric`` grids have the zero point 0. Scales are one for each output, or one for each output and ``group``
-    consecutive inputs (in the order of the flattened kernel), which must divide the number of inputs.
+    consecutive inputs (in the order of the flattened kernel), which must divide the number of inputs. With
+    ``half_scales`` they are numbers of half precision, which take two bytes; only scales beyond its range are not.
 
     >>> weight = torch.randn(8, 6, 3, 3, generator=torch.Generator().manual_seed(0))
     >>> fit = Rounding(4).fit(weight, Metric.identity(54))
@@ -81,6 +84,7 @@ class Rounding:
     _: KW_ONLY
     symmetric: bool = True
     group: int | None = None
+    half_scales: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.bits, bool) or self.bits not in BITS:
@@ -94,22 +98,45 @@ class Rounding:
         matrix = kernel.flatten(1)
         if self.group is not None and matrix.shape[1] % self.group:
             raise InputError(f"group={self.group} does not divide the {matrix.shape[1]} inputs of the kernel")
-        problem = _Problem(matrix, metric.to(kernel))
+        problem = _Problem(matrix, metric.to(kernel), self._stored)
         widest = self._grid(matrix, [1.0])
-        tight = self._grid(matrix, _SHARES, problem)
+        tight = self._grid(matrix, _SHARES, problem.gram.diagonal())
         tried = [widest.nearest(matrix), tight.nearest(matrix)]
         tried += [problem.polished(problem.fed_back(grid)) for grid in (tight, widest)]
-        best = problem.best_rows(tried)
-        integers = best.integers.to(torch.int16 if self.bits == 8 and not self.symmetric else torch.int8)
-        factors = RoundedKernel(integers, best.scales, best.zeros, self.bits, tuple(kernel.shape))
+        factors = self._kernel(problem.best_rows(tried), kernel)
         return Fit(factors, (metric.to(kernel).relative_error(kernel, factors.to_dense()),), converged=True)
 
-    def _grid(self, matrix: Tensor, shares: Sequence[float], problem: _Problem | None = None) -> _Rounded:
+    def nearest(self, weight: Tensor, energies: Tensor | None = None) -> RoundedKernel:
+        """Every weight rounded to the nearest integer, with the scales of which that loses least.
+
+        ``energies`` weigh the inputs, all alike by default. It takes no gram, so a kernel may have any width.
+
+        >>> Rounding(3).nearest(torch.tensor([[0.9, -4.0, 3.1]])).integers.tolist()
+        [[1, -4, 3]]
+        """
+        matrix = weight.flatten(1)
+        grid = self._grid(matrix, _SHARES, energies)
+        return self._kernel(grid.nearest(matrix), weight)
+
+    def _kernel(self, rounded: _Rounded, weight: Tensor) -> RoundedKernel:
+        integers = rounded.integers.to(torch.int16 if self.bits == 8 and not self.symmetric else torch.int8)
+        return RoundedKernel(integers, rounded.scales, rounded.zeros, self.bits, tuple(weight.shape))
+
+    def _stored(self, scales: Tensor) -> Tensor:
+        """Scales as they will be stored."""
+        if not self.half_scales:
+            return scales
+        fits = (scales >= _LEAST_HALF) & (scales <= _MOST_HALF)
+        stored = torch.where(fits, scales.half().to(scales), scales)
+        # A row of zeros may have any scale.
+        return torch.where(scales <= torch.finfo(scales.dtype).tiny, torch.ones_like(scales), stored)
+
+    def _grid(self, matrix: Tensor, shares: Sequence[float], energies: Tensor | None = None) -> _Rounded:
         """The grid of each row and group that loses least by nearest rounding, inputs weighed by their energy."""
         size = self.group or matrix.shape[1]
         grouped = matrix.unflatten(1, (-1, size))
         low, high = grouped.amin(2).clamp_max(0), grouped.amax(2).clamp_min(0)
-        energies = torch.ones_like(matrix[0]) if problem is None else problem.gram.diagonal()
+        energies = torch.ones_like(matrix[0]) if energies is None else energies
         best: _Rounded | None = None
         lowest = torch.full_like(low, torch.inf)
         for share in shares:
@@ -140,7 +167,8 @@ class Rounding:
             least, most = 0, n_levels - 1
             scales = ((high - low) / most).clamp_min(tiny)
             zeros = (-low / scales).round().clamp(least, most)
-        return _Rounded(torch.zeros(len(low), low.shape[1] * size).to(low), scales, zeros, least, most)
+        integers = torch.zeros(len(low), low.shape[1] * size).to(low)
+        return _Rounded(integers, self._stored(scales), zeros, least, most)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,8 +197,8 @@ class _Rounded:
 class _Problem:
     """M and S, and ways to lower tr(E S Eᵀ)."""
 
-    def __init__(self, matrix: Tensor, metric: Metric) -> None:
-        self.matrix = matrix
+    def __init__(self, matrix: Tensor, metric: Metric, stored: Callable[[Tensor], Tensor]) -> None:
+        self.matrix, self._stored = matrix, stored
         gram = metric.dense().to(matrix)
         self.gram = gram + metric.epsilon * torch.eye(len(gram)).to(gram)
         # Heavy inputs first: what their errors leave behind, light ones can take up.
@@ -238,10 +266,19 @@ class _Problem:
         return replace(rounded, integers=integers)
 
     def _rescaled(self, rounded: _Rounded) -> _Rounded:
-        """For each row one factor for its scales, the best for its integers."""
-        dense = rounded.dense()
-        image = (dense @ self.gram).double()
-        energy = (image * dense.double()).sum(1)
-        factor = (image * self.matrix.double()).sum(1) / energy.clamp_min(torch.finfo(torch.float64).tiny)
-        factor = torch.where((energy > 0) & (factor > 0), factor, torch.ones_like(factor))
-        return replace(rounded, scales=rounded.scales * factor[:, None].to(rounded.scales))
+        """Scales fitted to the integers, those of one group of inputs after those of another."""
+        scales, dense = rounded.scales.clone(), rounded.dense()
+        size = dense.shape[1] // scales.shape[1]
+        pull = (self.matrix - dense) @ self.gram  # E S, (t, d)
+        for group in range(scales.shape[1]):
+            columns = slice(group * size, (group + 1) * size)
+            part = dense[:, columns]
+            image = part @ self.gram[columns]  # (t, d)
+            energy = (image[:, columns].double() * part.double()).sum(1)
+            gain = (pull[:, columns].double() * part.double()).sum(1)
+            factor = 1 + gain / energy.clamp_min(torch.finfo(torch.float64).tiny)
+            factor = torch.where((energy > 0) & (factor > 0), factor, torch.ones_like(factor)).to(scales)
+            former = scales[:, group].clone()
+            scales[:, group] = self._stored(former * factor)
+            pull -= (scales[:, group] / former - 1)[:, None] * image
+        return replace(rounded, scales=scales)

@@ -1,7 +1,7 @@
 """Which layers are compressed, in which format and with which ranks."""
 
 from tensigma.planning.allocation import Allocation
-from tensigma.planning.budgets import Budget, CostBudget, Macs, Params
+from tensigma.planning.budgets import AllOf, Budget, Bytes, CostBudget, Macs, Params
 from tensigma.planning.drop import Drop, SearchProgress
 from tensigma.planning.effects import EffectProgress
 from tensigma.planning.entry import CompressedEntry, DenseEntry, Entry
@@ -20,8 +20,10 @@ __all__ = [
     "FRONT_VERSION",
     "NOTE_CHECKS",
     "VBMF",
+    "AllOf",
     "Allocation",
     "Budget",
+    "Bytes",
     "CompressedEntry",
     "CostBudget",
     "DenseEntry",

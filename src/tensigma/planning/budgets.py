@@ -1,27 +1,32 @@
-"""One number for the whole model, shared out among its layers."""
+"""One number for the whole model, or several, shared out among its layers."""
 
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Iterable
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tensigma.errors import InputError
 from tensigma.planning.curves import Measure
+from tensigma.solving import check_bits
 
 
 @dataclass(frozen=True)
 class Budget(ABC):
-    """One number that the whole model must keep to; subclasses define its meaning."""
+    """What the whole model must keep to; subclasses define its meaning.
 
-    share: float
+    Budgets of cost are combined by ``&``: a plan then keeps to all of them.
 
-    def __post_init__(self) -> None:
-        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share <= 1:
-            raise InputError(
-                f"{type(self).__name__}: the share of the original that may remain lies in (0, 1], got {self.share!r}"
-            )
+    >>> Params(0.5) & Macs(0.4)
+    AllOf(parts=(Params(share=0.5), Macs(share=0.4)))
+    """
+
+    def __and__(self, other: object) -> AllOf:
+        if not isinstance(other, Budget):
+            return NotImplemented
+        return AllOf((*_parts(self), *_parts(other)))
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,18 @@ class CostBudget(Budget):
     unit: ClassVar[str]
     #: The cost of an option that counts.
     field: ClassVar[Measure]
+    share: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share <= 1:
+            raise InputError(
+                f"{type(self).__name__}: the share of the original that may remain lies in (0, 1], got {self.share!r}"
+            )
+
+    @property
+    def parts(self) -> tuple[CostBudget, ...]:
+        """The budgets of one measure each that this one is made of."""
+        return (self,)
 
     def show(self, amount: float) -> str:
         """An amount with its unit, as text."""
@@ -72,3 +89,67 @@ class Macs(CostBudget):
 
     unit: ClassVar[str] = "MACs"
     field: ClassVar[Measure] = "macs"
+
+
+@dataclass(frozen=True)
+class Bytes(CostBudget):
+    """At most ``share`` of the bytes of the whole model's parameters and buffers: 0.125 means an eighth.
+
+    Layers may be decomposed, or have weights of fewer bits, or both: what each option loses is known under one norm.
+    ``bits`` are those that weights may take beside the 32 of float32: 2 to 8 for integers with a scale for each output,
+    16 for half precision. Biases, BatchNorm and everything else stay in float32, and no layer takes more multiply-adds
+    than it does now. The first convolution, which is not decomposed by default, takes no fewer than 8 bits.
+
+    >>> Bytes(0.125), Bytes(0.25, bits=8).bits
+    (Bytes(share=0.125, bits=(3, 4, 8, 16)), (8,))
+    """
+
+    unit: ClassVar[str] = "bytes"
+    field: ClassVar[Measure] = "bytes"
+    bits: tuple[int, ...] = dataclass_field(default=(3, 4, 8, 16), kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "bits", _bits(self.bits))
+
+
+def _bits(bits: Any) -> tuple[int, ...]:
+    chosen = tuple(bits) if isinstance(bits, Iterable) and not isinstance(bits, str) else (bits,)
+    if not chosen or None in chosen:
+        raise InputError(f"bits are those that weights may take, such as (4, 8), got {bits!r}")
+    for number in chosen:
+        check_bits(number)
+    return tuple(sorted(set(chosen)))
+
+
+@dataclass(frozen=True)
+class AllOf(Budget):
+    """Several budgets of cost, all of which a plan keeps to; ``Bytes(0.125) & Macs(0.5)`` makes one.
+
+    >>> [part.unit for part in (Bytes(0.125) & Macs(0.5)).parts]
+    ['bytes', 'MACs']
+    """
+
+    parts: tuple[CostBudget, ...]
+
+    def __post_init__(self) -> None:
+        fields = [part.field for part in self.parts]
+        twice = next((field for field in fields if fields.count(field) > 1), None)
+        if twice is not None:
+            raise InputError(f"got two budgets of {twice}, {self.parts!r}; give one of each kind")
+
+
+def _parts(budget: Budget) -> tuple[CostBudget, ...]:
+    if isinstance(budget, CostBudget | AllOf):
+        return budget.parts
+    raise InputError(f"{budget!r} cannot be combined with others by &; Params, Macs, Bytes and Latency can")
+
+
+def bits_allowed(budget: Budget | None) -> tuple[int, ...]:
+    """The bits that a budget lets weights take beside those of float32; none without a budget of bytes.
+
+    >>> bits_allowed(Bytes(0.2, bits=(8, 4)) & Macs(0.5)), bits_allowed(Macs(0.5))
+    ((4, 8), ())
+    """
+    parts = budget.parts if isinstance(budget, CostBudget | AllOf) else ()
+    return next((part.bits for part in parts if isinstance(part, Bytes)), ())

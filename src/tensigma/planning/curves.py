@@ -12,14 +12,14 @@ from tensigma.linalg import RankTuple
 from tensigma.solving import Candidate, Method, energy_views
 
 #: The unit of cost.
-Measure = Literal["params", "macs", "seconds"]
+Measure = Literal["params", "macs", "bytes", "seconds"]
 # The largest squared error that counts, so that the loss stays finite: a layer cannot lose more than everything.
 _MOST = 1 - 1e-9
 
 
 @dataclass(frozen=True)
 class Option:
-    """One way to treat a layer: a method with its ranks, or neither for the layer as it is."""
+    """One way to treat a layer: a method with its ranks and bits, or none of them for the layer as it is."""
 
     method: Method | None
     ranks: RankTuple | None
@@ -28,6 +28,8 @@ class Option:
     error2: float
     #: Measured time; None if it was not measured.
     seconds: float | None = None
+    #: Bits of the weights; None for float32.
+    bits: int | None = None
 
     @property
     def error(self) -> float:
@@ -49,7 +51,8 @@ class Option:
         if measure == "seconds":
             assert self.seconds is not None
             return self.seconds
-        return self.cost.params if measure == "params" else self.cost.macs
+        price: int = getattr(self.cost, measure)
+        return price
 
 
 def curve(layer: Candidate) -> list[Option]:

@@ -67,6 +67,7 @@ class Drop(Budget):
     Drop(share=0.01, measure='auto', trials=8)
     """
 
+    share: float
     _: KW_ONLY
     measure: Kind = "auto"
     trials: int = 8

@@ -10,7 +10,7 @@ from typing import Any
 
 from tensigma.errors import StoreError, TensigmaError
 from tensigma.files import Check, anything, flag, integer, mapping, number, optional, record, sequence, text
-from tensigma.layers import Cost, Format, Geometry, describe
+from tensigma.layers import HALF, Cost, Format, Geometry, describe
 from tensigma.solving import Method, Norm, Treatment, layer_cost, method_of, norm_of
 
 
@@ -41,6 +41,11 @@ class Entry(ABC):
         """The decomposition with its ranks; None for a layer that stays as it is."""
 
     @property
+    @abstractmethod
+    def bits(self) -> int | None:
+        """Bits of the weights; None for those of float32."""
+
+    @property
     def ranks(self) -> tuple[int, ...] | None:
         """The ranks, in the order of the format; None for a dense layer."""
         return None if self.format is None else self.format.ranks
@@ -53,12 +58,12 @@ class Entry(ABC):
     @property
     def after(self) -> Cost:
         """What it will cost, including a bias that it gains."""
-        return self._cost(self.format)
+        return self._cost(self.format, self.bits)
 
-    def _cost(self, format: Format | None) -> Cost:
+    def _cost(self, format: Format | None, bits: int | None = None) -> Cost:
         if self.geometry is None:
-            return Cost(0, 0)
-        return layer_cost(self.geometry, format, self.input_size, self.norm, self.calls)
+            return Cost(0, 0, 0)
+        return layer_cost(self.geometry, format, self.input_size, self.norm, self.calls, bits)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data. Costs are written for readers and computed again when it is read back."""
@@ -69,6 +74,7 @@ class Entry(ABC):
             "geometry": None if self.geometry is None else asdict(self.geometry),
             "params": [self.before.params, self.after.params],
             "macs": None if self.input_size is None else [self.before.macs, self.after.macs],
+            "bytes": [self.before.bytes, self.after.bytes],
         }
 
 
@@ -96,11 +102,16 @@ class DenseEntry(Entry):
     def format(self) -> None:
         return None
 
+    @property
+    def bits(self) -> None:
+        return None
+
     def to_json(self) -> dict[str, Any]:
         method = None if self.method is None else self.method.name
         head: dict[str, Any] = {
             "method": method,
             "ranks": None,
+            "bits": None,
             "reason": self.reason,
             "error": None,
             "options": {},
@@ -142,6 +153,10 @@ class CompressedEntry(Entry):
         return self.treatment.format
 
     @property
+    def bits(self) -> int | None:
+        return self.treatment.bits
+
+    @property
     def method(self) -> Method:
         """The decomposition."""
         return self.treatment.method
@@ -160,6 +175,7 @@ class CompressedEntry(Entry):
         head: dict[str, Any] = {
             "method": self.method.name,
             "ranks": list(self.format.ranks),
+            "bits": self.bits,
             "reason": None,
             "error": self.error,
             "options": dict(self.options),
@@ -191,6 +207,7 @@ _FIELDS: dict[str, Check] = {
     "geometry": optional(_GEOMETRY),
 }
 _MORE_FIELDS: dict[str, Check] = {
+    "bits": optional(integer(2, HALF)),
     "reason": optional(text()),
     "error": optional(number(0)),
     "options": optional(mapping(anything)),
@@ -199,6 +216,7 @@ _MORE_FIELDS: dict[str, Check] = {
     # For readers; computed again.
     "params": anything,
     "macs": anything,
+    "bytes": anything,
 }
 _KEYS = (*_FIELDS, *_MORE_FIELDS)
 _ENTRY = record(_FIELDS, _MORE_FIELDS)
@@ -225,7 +243,10 @@ def _entry(name: str, data: Mapping[str, Any]) -> DenseEntry | CompressedEntry:
     }
     if geometry is not None and usage["input_size"] is not None:
         _check_size(geometry, usage["input_size"])
+    bits = data.get("bits")
     if data["ranks"] is None:
+        if bits is not None:
+            raise StoreError("it has bits but no ranks; a layer that is only rounded has the method 'dense' and ranks []")
         reason = data.get("reason") or "left dense in the plan's file"
         return DenseEntry(name=name, geometry=geometry, norm=norm, method=method, reason=reason, **usage)
     if method is None or geometry is None:
@@ -238,7 +259,7 @@ def _entry(name: str, data: Mapping[str, Any]) -> DenseEntry | CompressedEntry:
     reason = format.why_not(geometry)
     if reason is not None:
         raise StoreError(reason)
-    treatment = Treatment(geometry=geometry, method=method, norm=norm, format=format, options=options)
+    treatment = Treatment(geometry=geometry, method=method, norm=norm, format=format, options=options, bits=bits)
     return CompressedEntry.of(name, treatment, error=data.get("error"), **usage)
 
 

@@ -13,15 +13,17 @@ from typing import Any, ClassVar
 from tensigma.errors import InputError
 from tensigma.linalg import RankTuple
 from tensigma.planning.allocation import Allocation
-from tensigma.planning.budgets import CostBudget, Macs, Params
-from tensigma.planning.curves import Option
+from tensigma.planning.bits import BitCurves
+from tensigma.planning.budgets import AllOf, CostBudget, Params, bits_allowed
+from tensigma.planning.curves import Measure, Option
 from tensigma.planning.entry import CompressedEntry, DenseEntry
 from tensigma.planning.latency import Clock, Latency
 from tensigma.planning.planning_store import PlanningStore
 from tensigma.planning.plans import Plan
+from tensigma.planning.several import SeveralLimits
 from tensigma.planning.weighing import Weigher
 from tensigma.running import Listener, Wanted, WeightedProgress, reporter, runtime_facts, silent
-from tensigma.solving import Candidate, Method, Solutions, Treatment, side_by_side
+from tensigma.solving import DENSE_METHOD, Candidate, Method, Solutions, Treatment, side_by_side
 
 # Small layers take as long as their solvers need to start, whatever their size.
 _SMALLEST = 2_000_000
@@ -69,6 +71,7 @@ class ParetoFront:
         drafts: Sequence[DenseEntry | CompressedEntry | Candidate],
         *,
         n_params: int,
+        n_bytes: int | None = None,
         model_weights: str | None = None,
         solutions: Solutions | None = None,
         report: Listener = silent,
@@ -76,16 +79,19 @@ class ParetoFront:
     ) -> None:
         self._drafts = list(drafts)
         self.n_params = n_params
+        self.n_bytes = 4 * n_params if n_bytes is None else n_bytes
         self._model_weights, self._solutions = model_weights, solutions or Solutions()
         self._candidates = [draft for draft in drafts if isinstance(draft, Candidate)]
         self._entries = [draft for draft in drafts if not isinstance(draft, Candidate)]
-        self._timed: dict[Latency, _Priced] = {}
+        self._timed: dict[Latency, _Timed] = {}
         #: Effects of the layers on the answers and the samples to try plans on, if a plan was weighed by them.
         self.weigher: Weigher | None = None
         #: How much the loss of each layer counts; 1 for those that are not named.
         self.weights: Mapping[str, float] = {}
         #: Layer name → its options.
         self.curves: Mapping[str, list[Option]] = _curves(self._candidates, report, workers, self._solutions.folder)
+        self._bits = BitCurves(self._candidates, self.curves)
+        self._with_bits: dict[tuple[int, ...], Mapping[str, Sequence[Option]]] = {}
 
     def weighted(self, weights: Mapping[str, float]) -> ParetoFront:
         """The same curves, shared out with other weights for the losses of the layers."""
@@ -93,38 +99,60 @@ class ParetoFront:
         other.weights = dict(weights)
         return other
 
-    def plan(self, budget: CostBudget, *, progress: Wanted = False) -> Plan:
+    def plan(self, budget: CostBudget | AllOf, *, progress: Wanted = False) -> Plan:
         """The plan for this budget. All curves are known already, so it takes milliseconds.
 
-        Only :class:`~tensigma.Latency` times shapes that are new to this machine; ``progress`` reports it.
+        Only :class:`~tensigma.Latency` times shapes that are new to this machine, and the first budget of
+        :class:`~tensigma.Bytes` measures what rounding adds to errors; ``progress`` reports the former.
         """
-        if not isinstance(budget, CostBudget):
-            raise InputError(f"the front takes Params, Macs or Latency, got {budget!r}; use tensigma.plan for it")
+        if not isinstance(budget, CostBudget | AllOf):
+            raise InputError(f"the front takes Params, Macs, Bytes or Latency, got {budget!r}; use tensigma.plan for it")
         priced = self._priced(budget, reporter(progress))
-        allocation = Allocation(priced.curves, budget.field, self.weights)
-        smallest, limit = priced.rest + allocation.cheapest, budget.share * priced.total
-        if smallest > limit:
-            raise unreachable(budget, priced.total, smallest)
-        chosen = allocation.choose(limit - priced.rest)
-        if isinstance(budget, Params) and budget.at_most is not None:
-            chosen = self._with_few_macs(chosen, limit - priced.rest, budget.at_most)
+        chosen = self._chosen(budget, priced)
         entries = [
             entry_of(draft, chosen[draft.name]) if isinstance(draft, Candidate) else draft for draft in self._drafts
         ]
         notes = dict(priced.notes)
-        if isinstance(budget, Latency):
-            after = priced.rest + sum(option.price("seconds") for option in chosen.values())
-            notes["latency"] = {"asked": budget.share, "seconds": [priced.total, after], **notes["latency"]}
+        if bits_allowed(budget):
+            notes["bits"] = list(bits_allowed(budget))
+        for part in budget.parts:
+            if isinstance(part, Latency):
+                after = priced.rest["seconds"] + sum(option.price("seconds") for option in chosen.values())
+                seconds = [priced.total["seconds"], after]
+                notes["latency"] = {"asked": part.share, "seconds": seconds, **notes["latency"]}
         return Plan(
             entries,
             n_params=self.n_params,
+            n_bytes=self.n_bytes,
             weights=self._model_weights,
             source=self,
             solutions=self._solutions,
             notes=notes,
         )
 
-    def best_plan(self, budget: CostBudget, *, progress: Wanted = False) -> Plan:
+    def _chosen(self, budget: CostBudget | AllOf, priced: _Priced) -> dict[str, Option]:
+        """An option for every candidate, within all limits of the budget."""
+        left: dict[Measure, float] = {}
+        for part in budget.parts:
+            allocation = Allocation(priced.curves, part.field, self.weights)
+            total, rest = priced.total[part.field], priced.rest[part.field]
+            if rest + allocation.cheapest > part.share * total:
+                raise unreachable(part, total, rest + allocation.cheapest)
+            left[part.field] = part.share * total - rest
+        if len(left) == 1:
+            chosen = allocation.choose(*left.values())
+            if isinstance(budget, Params) and budget.at_most is not None:
+                chosen = self._with_few_macs(chosen, left["params"], budget.at_most)
+            return chosen
+        # A limit of 0 is kept only by options that cost nothing; as shares of it, costs would be no numbers.
+        limits = {measure: max(limit, 1e-12) for measure, limit in left.items()}
+        several = SeveralLimits(priced.curves, limits, self.weights)
+        together = several.choose()
+        if together is None:
+            raise _unreachable_together(budget, priced, several)
+        return together
+
+    def best_plan(self, budget: CostBudget | AllOf, *, progress: Wanted = False) -> Plan:
         """The plan for this budget that :func:`tensigma.plan` would make, curves and effects as they were measured.
 
         Where layers are weighed by their effects, plans are tried again, because which weights do best depends on the
@@ -158,62 +186,86 @@ class ParetoFront:
     def trade(self, budget: CostBudget | type[CostBudget] = Params) -> list[FrontPoint]:
         """Every corner of the front, by rising share of the parameters (or whatever else the budget counts)."""
         kind = budget(1.0) if isinstance(budget, type) else budget
-        priced = self._priced(kind, silent)
-        corners = Allocation(priced.curves, kind.field, self.weights).corners
-        return [FrontPoint((priced.rest + cost) / (priced.total or 1), error) for cost, error in corners]
+        priced, field = self._priced(kind, silent), kind.field
+        corners = Allocation(priced.curves, field, self.weights).corners
+        return [FrontPoint((priced.rest[field] + cost) / (priced.total[field] or 1), error) for cost, error in corners]
 
-    def _priced(self, budget: CostBudget, report: Listener) -> _Priced:
-        """Options and totals in the unit of the budget."""
-        name = type(budget).__name__
-        if not isinstance(budget, Params) and any(layer.input_size is None for layer in self._candidates):
-            raise InputError(
-                f"{name}(…) needs {{stats}} (from tensigma.calibrate), which hold the size of every layer's input",
-                parameters=("stats",),
-            )
-        if isinstance(budget, Latency):
-            key = replace(budget, share=1.0)
-            if key not in self._timed:
-                self._timed[key] = self._time(budget, report)
-            return self._timed[key]
-        dense = sum(options[0].price(budget.field) for options in self.curves.values())
-        if isinstance(budget, Macs):
-            total = dense + sum(entry.before.macs for entry in self._entries)
-            return _Priced(self.curves, total, sum(entry.after.macs for entry in self._entries))
-        saved = sum(entry.before.params - entry.after.params for entry in self._entries)
-        return _Priced(self.curves, self.n_params, self.n_params - dense - saved)
+    def _priced(self, budget: CostBudget | AllOf, report: Listener) -> _Priced:
+        """Options and totals in the units of the budget."""
+        curves: Mapping[str, Sequence[Option]] = self.curves
+        total: dict[Measure, float] = {}
+        rest: dict[Measure, float] = {}
+        notes: dict[str, Any] = {}
+        timed = None
+        for part in budget.parts:
+            if part.field in ("macs", "seconds") and any(layer.input_size is None for layer in self._candidates):
+                raise InputError(
+                    f"{type(part).__name__}(…) needs {{stats}} (from tensigma.calibrate), which hold the size of "
+                    "every layer's input",
+                    parameters=("stats",),
+                )
+            if isinstance(part, Latency):
+                timed = self._times(part, report)
+                curves, total["seconds"], rest["seconds"] = timed.curves, timed.total, timed.rest
+                notes["latency"] = timed.about
+                continue
+            dense = sum(options[0].price(part.field) for options in self.curves.values())
+            before = sum(getattr(entry.before, part.field) for entry in self._entries)
+            after = sum(getattr(entry.after, part.field) for entry in self._entries)
+            whole = {"params": self.n_params, "bytes": self.n_bytes}
+            total[part.field] = whole.get(part.field, dense + before)
+            rest[part.field] = total[part.field] - dense - (before - after)
+        bits = bits_allowed(budget)
+        if bits and timed is not None:
+            curves = self._bits.with_bits(curves, bits)
+        elif bits:
+            if bits not in self._with_bits:
+                self._with_bits[bits] = self._bits.with_bits(curves, bits)
+            curves = self._with_bits[bits]
+        return _Priced(curves, total, rest, notes)
 
-    def _time(self, budget: Latency, report: Listener) -> _Priced:
-        device = next((layer.kernels[0].device for layer in self._candidates), None)
-        clock = Clock(budget, device)
-        curves = clock.price(self._candidates, self.curves, report)
-        before, after = clock.entries(self._entries)
-        total = before + sum(options[0].price("seconds") for options in curves.values())
-        about = {"batch": budget.batch, **runtime_facts(clock.table.runtime)}
-        return _Priced(curves, total, after, {"latency": about})
+    def _times(self, budget: Latency, report: Listener) -> _Timed:
+        key = replace(budget, share=1.0)
+        if key not in self._timed:
+            device = next((layer.kernels[0].device for layer in self._candidates), None)
+            clock = Clock(budget, device)
+            curves = clock.price(self._candidates, self.curves, report)
+            before, after = clock.entries(self._entries)
+            total = before + sum(options[0].price("seconds") for options in curves.values())
+            about = {"batch": budget.batch, **runtime_facts(clock.table.runtime)}
+            self._timed[key] = _Timed(curves, total, after, about)
+        return self._timed[key]
 
 
 def check_reachable(
-    drafts: Sequence[DenseEntry | CompressedEntry | Candidate], n_params: int, budget: CostBudget
+    drafts: Sequence[DenseEntry | CompressedEntry | Candidate],
+    n_params: int,
+    n_bytes: int,
+    budget: CostBudget | AllOf,
 ) -> None:
     """Refuse a budget that not even ranks of 1 would keep, which follows from shapes, before any curve is computed."""
-    if not isinstance(budget, Params | Macs):
-        return
     entries = [draft for draft in drafts if not isinstance(draft, Candidate)]
     candidates = [draft for draft in drafts if isinstance(draft, Candidate)]
-    if isinstance(budget, Macs) and any(layer.input_size is None for layer in candidates):
-        return
-    field = budget.field
-    dense = sum(getattr(layer.cost(None), field) for layer in candidates)
-    before, after = (sum(getattr(getattr(entry, at), field) for entry in entries) for at in ("before", "after"))
-    total = n_params if isinstance(budget, Params) else dense + before
-    smallest = total - dense - (before - after) + sum(_least(layer, field) for layer in candidates)
-    if smallest > budget.share * total:
-        raise unreachable(budget, total, smallest)
+    bits = bits_allowed(budget)
+    for part in budget.parts:
+        field = part.field
+        if field == "seconds" or (field == "macs" and any(layer.input_size is None for layer in candidates)):
+            continue
+        dense = sum(getattr(layer.cost(None), field) for layer in candidates)
+        before, after = (sum(getattr(getattr(entry, at), field) for entry in entries) for at in ("before", "after"))
+        total = {"params": n_params, "bytes": n_bytes}.get(field, dense + before)
+        smallest = total - dense - (before - after) + sum(_least(layer, field, bits) for layer in candidates)
+        if smallest > part.share * total:
+            raise unreachable(part, total, smallest)
 
 
-def _least(layer: Candidate, field: str) -> int:
+def _least(layer: Candidate, field: str, bits: Sequence[int]) -> int:
     formats = [None, *(method.format((1,) * len(method.rank_names)) for method in layer.choices)]
-    return min(getattr(layer.cost_in(format), field) for format in formats)
+    costs = [layer.cost_in(format) for format in formats]
+    allowed = [number for number in bits if number >= layer.least_bits]
+    if allowed:
+        costs += [layer.cost_in(format or DENSE_METHOD.format(()), min(allowed)) for format in formats]
+    return min(getattr(cost, field) for cost in costs)
 
 
 def unreachable(budget: CostBudget, total: float, smallest: float) -> InputError:
@@ -227,6 +279,23 @@ def unreachable(budget: CostBudget, total: float, smallest: float) -> InputError
     )
 
 
+def _unreachable_together(budget: CostBudget | AllOf, priced: _Priced, several: SeveralLimits) -> InputError:
+    """The error for budgets that can be kept, but not together."""
+    names = " and ".join(f"{type(part).__name__}({part.share:.4g})" for part in budget.parts)
+    reachable = []
+    for part in budget.parts:
+        least = several.least(part.field)
+        if least is not None:
+            total = priced.total[part.field]
+            smallest = priced.rest[part.field] + least
+            others = " and ".join(type(other).__name__ for other in budget.parts if other is not part)
+            reachable.append(
+                f"within {others}, {part.show(round(smallest) if part.field != 'seconds' else smallest)} remain at "
+                f"least, a share of {smallest / (total or 1):.4g}"
+            )
+    return InputError(f"no plan keeps {names} together: {'; '.join(reachable) or 'relax one of them'}")
+
+
 def _frugal(options: Sequence[Option], tightness: float) -> list[Option]:
     """The options that need at most this share of the dense layer's multiply-adds; the most frugal if none does."""
     limit = tightness * options[0].cost.macs
@@ -237,12 +306,22 @@ def _frugal(options: Sequence[Option], tightness: float) -> list[Option]:
 
 @dataclass(frozen=True)
 class _Priced:
-    """Options in the unit of a budget, the cost of the model now, and the cost that the budget does not decide."""
+    """Options in the units of a budget, the cost of the model now, and the cost that the budget does not decide."""
+
+    curves: Mapping[str, Sequence[Option]]
+    total: Mapping[Measure, float]
+    rest: Mapping[Measure, float]
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """Options with their times, the time of the model now, that of layers which are settled, and how it was taken."""
 
     curves: Mapping[str, Sequence[Option]]
     total: float
     rest: float
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any]
 
 
 def _curves(
@@ -290,7 +369,7 @@ def dense_entry(layer: Candidate, reason: str) -> DenseEntry:
 
 
 def compressed_entry(
-    layer: Candidate, method: Method, ranks: RankTuple, *, error: float | None = None
+    layer: Candidate, method: Method, ranks: RankTuple, *, bits: int | None = None, error: float | None = None
 ) -> CompressedEntry:
     """The entry of a candidate that takes a method with its ranks."""
     treatment = Treatment(
@@ -299,6 +378,7 @@ def compressed_entry(
         norm=layer.norm,
         format=method.format(ranks),
         options={key: value for key, value in layer.options.items() if key in method.options},
+        bits=bits,
     )
     return CompressedEntry.of(layer.name, treatment, error=error, input_size=layer.input_size, calls=layer.calls)
 
@@ -307,4 +387,4 @@ def entry_of(layer: Candidate, option: Option) -> DenseEntry | CompressedEntry:
     """What a plan says about a candidate for which a budget has chosen ``option``."""
     if option.method is None or option.ranks is None:
         return dense_entry(layer, "the budget is best kept without it")
-    return compressed_entry(layer, option.method, option.ranks, error=option.error)
+    return compressed_entry(layer, option.method, option.ranks, bits=option.bits, error=option.error)

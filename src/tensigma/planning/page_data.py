@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +19,7 @@ from tensigma.calibration import Calibration, LayerStats
 from tensigma.errors import InputError, TensigmaError
 from tensigma.layers import kernels_of
 from tensigma.linalg import Spectra
-from tensigma.planning.budgets import Macs, Params
+from tensigma.planning.budgets import Bytes, CostBudget, Macs, Params
 from tensigma.planning.entry import CompressedEntry, DenseEntry
 from tensigma.planning.plans import Front, Plan
 from tensigma.solving import energy_views
@@ -38,10 +39,10 @@ def front_data(plan: Plan, *, n_budgets: int = N_BUDGETS) -> dict[str, Any] | No
     """All budgets of ``plan`` at a glance, as dicts, lists, numbers and strings; None if it has no front.
 
     ``layers`` holds the options of each layer that shares the budget, as ``[method, ranks, parameters, MACs,
-    expected error]`` (method and ranks None: dense). ``measures`` holds for ``params`` and, where input sizes are
-    known, ``macs`` columns by rising budget: the share asked for, the error (root mean square over the layers),
-    parameters and MACs of the whole model, and for each layer the index of its option. ``chosen`` is the place of
-    ``plan`` itself, whose own file is under ``plan``.
+    expected error, bits, bytes]`` (method and ranks None: dense). ``measures`` holds for ``params``, where input sizes
+    are known ``macs``, and for a plan with bits ``bytes``, columns by rising budget: the share asked for, the error
+    (root mean square over the layers), parameters, MACs and bytes of the whole model, and for each layer the index of
+    its option. ``chosen`` is the place of ``plan`` itself, whose own file is under ``plan``.
 
     >>> import torch
     >>> from torch import nn
@@ -61,8 +62,17 @@ def front_data(plan: Plan, *, n_budgets: int = N_BUDGETS) -> dict[str, Any] | No
     measures: dict[str, Any] = {"params": _columns(plan, front, Params, n_budgets, tables)}
     if plan.before.macs and all(plan[name].input_size is not None for name in names):
         measures["macs"] = _columns(plan, front, Macs, n_budgets, tables)
+    bits = plan.notes.get("bits")
+    if bits:
+        measures["bytes"] = _columns(plan, front, partial(Bytes, bits=tuple(bits)), n_budgets, tables)
     layers = [{"name": name, "options": tables[name].rows, "settings": tables[name].settings} for name in names]
-    return {"version": FRONT_VERSION, "measures": measures, "layers": layers, "plan": _plain(plan.to_json())}
+    return {
+        "version": FRONT_VERSION,
+        "measures": measures,
+        "layers": layers,
+        "bits": bits,
+        "plan": _plain(plan.to_json()),
+    }
 
 
 class _Options:
@@ -77,11 +87,13 @@ class _Options:
     def place(self, entry: DenseEntry | CompressedEntry) -> int:
         """The index of the option that ``entry`` takes."""
         method = entry.method.name if isinstance(entry, CompressedEntry) else None
-        key = (method, entry.ranks)
+        key = (method, entry.ranks, entry.bits)
         if key not in self._places:
             cost, sized = entry.after, entry.input_size is not None
             ranks = None if entry.ranks is None else list(entry.ranks)
-            self.rows.append([method, ranks, cost.params, cost.macs if sized else None, _rounded(entry.error or 0.0)])
+            macs = cost.macs if sized else None
+            error = _rounded(entry.error or 0.0)
+            self.rows.append([method, ranks, cost.params, macs, error, entry.bits, cost.bytes])
             self._places[key] = len(self.rows) - 1
             if isinstance(entry, CompressedEntry):
                 self.settings[entry.method.name] = dict(entry.options)
@@ -89,11 +101,12 @@ class _Options:
 
 
 def _columns(
-    plan: Plan, front: Front, budget: type[Params | Macs], count: int, tables: Mapping[str, _Options]
+    plan: Plan, front: Front, budget: Callable[[float], CostBudget], count: int, tables: Mapping[str, _Options]
 ) -> dict[str, Any]:
-    field = budget.field
+    whole = budget(1.0)
+    field = whole.field
     plan_share = _up(getattr(plan.after, field) / max(getattr(plan.before, field), 1))
-    shares = _shares(front.trade(budget)[0].share, count)
+    shares = _shares(front.trade(whole)[0].share, count)
     grid = [(share, front.plan(budget(share))) for share in shares]
     # Neighbouring budgets may give the same plan; the first has the tighter budget.
     distinct = grid[:1] + [after for before, after in pairwise(grid) if before[1] != after[1]]
@@ -105,6 +118,7 @@ def _columns(
         "error": [_rounded(_error(other, list(tables))) for other in plans],
         "params": [other.after.params for other in plans],
         "macs": [other.after.macs for other in plans] if plan.before.macs else None,
+        "bytes": [other.after.bytes for other in plans],
         "choices": [[table.place(other[name]) for name, table in tables.items()] for other in plans],
         "chosen": plans.index(plan),
     }

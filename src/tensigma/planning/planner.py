@@ -14,7 +14,7 @@ from torch import nn
 from tensigma.calibration import Calibration
 from tensigma.errors import InputError, PlanWarning
 from tensigma.layers import Layer, find_layers, kernels_of
-from tensigma.planning.budgets import Budget, CostBudget
+from tensigma.planning.budgets import AllOf, Budget, CostBudget, bits_allowed
 from tensigma.planning.drop import Drop, Judge, smallest_plan
 from tensigma.planning.entry import CompressedEntry, DenseEntry
 from tensigma.planning.front import ParetoFront, check_reachable, compressed_entry, dense_entry
@@ -25,9 +25,20 @@ from tensigma.planning.ranks import RankRule
 from tensigma.planning.recipe import LayerWish, Recipe, Saving, Selection
 from tensigma.planning.weighing import Weigher, weigher_for
 from tensigma.running import Key, Wanted, Wish, not_ended, reporter, weights_digest
-from tensigma.solving import Candidate, Method, Solutions, calls_of, choices_of, compressed_copy, method_of
+from tensigma.solving import (
+    DENSE_METHOD,
+    Candidate,
+    Method,
+    Solutions,
+    calls_of,
+    choices_of,
+    compressed_copy,
+    method_of,
+)
 
 Draft = DenseEntry | CompressedEntry | Candidate
+# The first convolution has few weights, and what it loses no other layer sees.
+_LEAST_BITS_OF_FIRST = 8
 
 
 def plan(
@@ -163,18 +174,27 @@ def _plan_prepared(
     workers: int | None,
 ) -> Plan:
     drafts = _drafts(model, recipe, prepared.stats)
+    if bits_allowed(recipe.budget):
+        _check_precision(model)
+    n_bytes = float_bytes(model)
     n_params = sum(parameter.numel() for parameter in model.parameters())
     weights = weights_digest(model)
     solutions = solutions or Solutions()
     if recipe.budget is None:
         entries = [draft for draft in drafts if not isinstance(draft, Candidate)]
-        return Plan(entries, n_params=n_params, weights=weights, solutions=solutions)
+        return Plan(entries, n_params=n_params, n_bytes=n_bytes, weights=weights, solutions=solutions)
     store = PlanningStore(solutions.folder)
     report = reporter(progress)
-    if isinstance(recipe.budget, CostBudget):
-        check_reachable(drafts, n_params, recipe.budget)
+    if isinstance(recipe.budget, CostBudget | AllOf):
+        check_reachable(drafts, n_params, n_bytes, recipe.budget)
     front = ParetoFront(
-        drafts, n_params=n_params, model_weights=weights, solutions=solutions, report=report, workers=workers
+        drafts,
+        n_params=n_params,
+        n_bytes=n_bytes,
+        model_weights=weights,
+        solutions=solutions,
+        report=report,
+        workers=workers,
     )
 
     def build(trial: Plan) -> nn.Module:
@@ -218,7 +238,7 @@ def _plan_prepared(
         name = getattr(data, "name", None)
         smallest = smallest_plan(searched, drop, build=build, judge=judge, searched_on=name, report=report)
         return smallest if weigher is None else weigher.noted(smallest)
-    assert isinstance(recipe.budget, CostBudget)
+    assert isinstance(recipe.budget, CostBudget | AllOf)
     # Refuses a budget that cannot be kept, before anything is measured.
     first_plan = weighted_front.plan(recipe.budget, progress=progress)
     weigher = make_weigher(trials=True)
@@ -233,7 +253,8 @@ def _drafts(model: nn.Module, recipe: Recipe, stats: Calibration | None) -> list
     layers = find_layers(model)
     selection = Selection(recipe, layers, stats)
     wishes = {layer.name: recipe.wish_for(layer.name) for layer in layers}
-    drafts = [_draft(layer, wishes[layer.name], selection, stats) for layer in layers]
+    rounds = bool(bits_allowed(recipe.budget))
+    drafts = [_draft(layer, wishes[layer.name], selection, stats, rounds=rounds) for layer in layers]
     if not any(isinstance(draft, Candidate) for draft in drafts):
         reasons = "; ".join(f"{draft.name}: {draft.reason}" for draft in drafts[:3] if isinstance(draft, DenseEntry))
         raise InputError(f"no layer of {type(model).__name__} can be compressed ({reasons})")
@@ -245,8 +266,13 @@ def _drafts(model: nn.Module, recipe: Recipe, stats: Calibration | None) -> list
     return settled
 
 
-def _draft(layer: Layer, wish: LayerWish, selection: Selection, stats: Calibration | None) -> DenseEntry | Candidate:
-    """A layer that may be compressed as a candidate; any other as a dense entry with the reason."""
+def _draft(
+    layer: Layer, wish: LayerWish, selection: Selection, stats: Calibration | None, *, rounds: bool
+) -> DenseEntry | Candidate:
+    """A layer that may be compressed as a candidate; any other as a dense entry with the reason.
+
+    With ``rounds``, layers that cannot be decomposed, or are not by default, are candidates for fewer bits alone.
+    """
     geometry = layer.geometry
     if geometry is None:
         return DenseEntry(name=layer.name, geometry=None, norm=wish.norm, reason=layer.reason or "it cannot be read")
@@ -258,6 +284,10 @@ def _draft(layer: Layer, wish: LayerWish, selection: Selection, stats: Calibrati
         size = shape[:-1] if geometry.kind == "linear" else shape[1:]
         calls = calls_of(geometry, layer_stats, size)
     reason = layer.reason or selection.why_not(layer) or method.why_not(geometry, wish.norm)
+    only_rounded = rounds and reason is not None and layer.reason is None and DENSE_METHOD.why_not(geometry, wish.norm) is None
+    only_rounded = only_rounded and (selection.why_not(layer) is None or selection.by_default(layer))
+    if only_rounded:
+        reason = None
     if reason is None and stats is not None and layer.name in stats.read_elsewhere:
         reason = "the model reads the weight or bias of this layer besides calling it, and a smaller layer has none"
     if reason is None and stats is not None and layer_stats is None:
@@ -289,8 +319,26 @@ def _draft(layer: Layer, wish: LayerWish, selection: Selection, stats: Calibrati
         input_size=size,
         calls=calls,
         options=wish.options,
-        choices=choices_of(wish.method, geometry, wish.norm),
+        choices=() if only_rounded else choices_of(wish.method, geometry, wish.norm),
+        least_bits=_LEAST_BITS_OF_FIRST if selection.by_default(layer) else 2,
     )
+
+
+def _check_precision(model: nn.Module) -> None:
+    """Refuse weights that are not in float32, whose bytes would be counted wrongly and which lie on no grid."""
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise InputError(f"Bytes counts from float32, and {name} is {parameter.dtype}; convert it with model.float()")
+
+
+def float_bytes(model: nn.Module) -> int:
+    """Bytes of parameters and buffers, parameters in float32.
+
+    >>> float_bytes(nn.Linear(10, 5).half())
+    220
+    """
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
+    return 4 * sum(parameter.numel() for parameter in model.parameters()) + buffers
 
 
 def _by_rule(layer: Candidate, rule: RankRule, unit: Saving) -> DenseEntry | CompressedEntry:

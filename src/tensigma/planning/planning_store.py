@@ -41,7 +41,7 @@ from tensigma.solving import Candidate, stats_digest
 logger = logging.getLogger(__name__)
 
 # Increased when what is stored changes, or what is computed from the same facts.
-_VERSION = 2
+_VERSION = 3
 _CURVE = sequence(
     record(
         {
@@ -49,6 +49,7 @@ _CURVE = sequence(
             "ranks": optional(sequence(integer(1))),
             "params": integer(),
             "macs": integer(),
+            "bytes": integer(),
             "error2": number(0),
         }
     ),
@@ -102,7 +103,7 @@ class PlanningStore:
             Option(
                 None if option["method"] is None else methods[option["method"]],
                 None if option["ranks"] is None else tuple(option["ranks"]),
-                Cost(option["params"], option["macs"]),
+                Cost(option["params"], option["macs"], option["bytes"]),
                 option["error2"],
             )
             for option in stored
@@ -166,5 +167,6 @@ def _plain(option: Option) -> dict[str, Any]:
         "ranks": None if option.ranks is None else list(option.ranks),
         "params": option.cost.params,
         "macs": option.cost.macs,
+        "bytes": option.cost.bytes,
         "error2": option.error2,
     }

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import nn
 
@@ -28,7 +28,7 @@ from tensigma.files import (
 from tensigma.layers import Cost, find_layers, select
 from tensigma.planning.entry import CompressedEntry, DenseEntry, entry_from_json
 from tensigma.running import Wanted, weights_digest
-from tensigma.solving import Method, Norm, Solutions, Treatment, method_of, norm_of
+from tensigma.solving import DENSE_METHOD, Method, Norm, Solutions, Treatment, check_bits, method_of, norm_of
 from tensigma.text import count, share, table
 
 FORMAT = "tensigma-plan"
@@ -49,7 +49,12 @@ _PLAN = record(
         "n_params": integer(),
         "layers": mapping(anything),  # entries check themselves
     },
-    {"library": text(), "weights": optional(text()), "notes": optional(record({}, NOTE_CHECKS, others=anything))},
+    {
+        "library": text(),
+        "weights": optional(text()),
+        "notes": optional(record({}, NOTE_CHECKS, others=anything)),
+        "n_bytes": optional(integer()),
+    },
 )
 
 
@@ -101,6 +106,7 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         entries: Iterable[DenseEntry | CompressedEntry],
         *,
         n_params: int,
+        n_bytes: int | None = None,
         weights: str | None = None,
         source: Front | None = None,
         solutions: Solutions | None = None,
@@ -109,6 +115,8 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         self._entries = {entry.name: entry for entry in entries}
         #: Parameters of the whole model as it is.
         self.n_params = n_params
+        #: Bytes of its parameters and buffers, parameters in float32; by default those of the parameters alone.
+        self.n_bytes = 4 * n_params if n_bytes is None else n_bytes
         #: A digest of the weights that the plan was made for; None if unknown.
         self.weights = weights
         self._source = source
@@ -132,6 +140,7 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         return Plan(
             self.values(),
             n_params=self.n_params,
+            n_bytes=self.n_bytes,
             weights=self.weights,
             source=self._source,
             solutions=self.solutions,
@@ -169,19 +178,28 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
 
     @property
     def before(self) -> Cost:
-        """Parameters of the whole model and MACs of the layers whose input size is known, as they are."""
-        return Cost(self.n_params, sum(entry.before.macs for entry in self.values()))
+        """Parameters and bytes of the whole model, and MACs of the layers whose input size is known, as they are."""
+        return Cost(self.n_params, sum(entry.before.macs for entry in self.values()), self.n_bytes)
 
     @property
     def after(self) -> Cost:
         """The same once the plan is carried out."""
-        saved = sum(entry.before.params - entry.after.params for entry in self.compressed)
-        return Cost(self.n_params - saved, sum(entry.after.macs for entry in self.values()))
+        changes = [(entry.before, entry.after) for entry in self.compressed]
+        return Cost(
+            self.n_params - sum(before.params - after.params for before, after in changes),
+            sum(entry.after.macs for entry in self.values()),
+            self.n_bytes - sum(before.bytes - after.bytes for before, after in changes),
+        )
 
     @property
     def rate(self) -> float:
         """Compression rate: parameters of the whole model before ÷ after."""
         return self.before.params / max(self.after.params, 1)
+
+    @property
+    def has_bits(self) -> bool:
+        """Whether weights of some layer take fewer bits than those of float32."""
+        return any(entry.bits is not None for entry in self.values())
 
     @property
     def raises_macs(self) -> bool:
@@ -195,19 +213,23 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         method: str | Method | None = None,
         ranks: int | Sequence[int] | None = None,
         norm: str | Norm | None = None,
+        bits: int | Literal["float"] | None = None,
         dense: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> Plan:
         """Another plan, in which the layers of these names or patterns are treated differently.
 
-        What is not passed stays. Ranks are taken as they are, even if they save nothing.
+        What is not passed stays. Ranks are taken as they are, even if they save nothing. ``bits`` are those of the
+        weights, 2 to 8 or 16, ``"float"`` for float32; a layer that is dense so far is rounded without being decomposed.
 
         >>> import tensigma as ts
         >>> plan = ts.plan(nn.Sequential(nn.Linear(64, 64)), ranks=ts.Ranks({"*": 4}), norm="frobenius")
         >>> plan.with_("*", dense=True)["0"].reason
         'left dense by hand'
+        >>> plan.with_("*", dense=True).with_("*", bits=4)["0"].label
+        'dense, 4 bits'
         """
-        if dense and (method, ranks, norm, options) != (None,) * 4:
+        if dense and (method, ranks, norm, options, bits) != (None,) * 5:
             raise InputError("dense=True leaves the layers as they are, so it allows no other change")
         chosen = select(layers, self, what="layers")
         entries: list[DenseEntry | CompressedEntry] = []
@@ -217,8 +239,8 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
             elif dense:
                 entries.append(_left_dense(entry))
             else:
-                entries.append(_changed(entry, method, ranks, norm, options))
-        return Plan(entries, n_params=self.n_params, weights=self.weights, solutions=self.solutions)
+                entries.append(_changed(entry, method, ranks, norm, options, bits))
+        return Plan(entries, n_params=self.n_params, n_bytes=self.n_bytes, weights=self.weights, solutions=self.solutions)
 
     def check_model(self, model: nn.Module, *, weights: bool = True) -> None:
         """Raise :class:`~tensigma.errors.InputError` naming the first layer of ``model`` that is not as planned.
@@ -259,6 +281,7 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
             "version": VERSION,
             "library": version("tensigma"),
             "n_params": self.n_params,
+            "n_bytes": self.n_bytes,
             "weights": self.weights,
             "notes": self.notes,
             "layers": {name: entry.to_json() for name, entry in self.items()},
@@ -278,7 +301,12 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
             raise StoreError(
                 f"the plan is damaged: n_params is {n_params}, but the compressed layers alone have {in_layers}"
             )
-        return cls(entries, n_params=n_params, weights=data.get("weights"), notes=data.get("notes"))
+        n_bytes = data.get("n_bytes")
+        if n_bytes is not None and n_bytes < 4 * n_params:
+            raise StoreError(f"the plan is damaged: {n_params} parameters take more than the {n_bytes} of n_bytes")
+        return cls(
+            entries, n_params=n_params, n_bytes=n_bytes, weights=data.get("weights"), notes=data.get("notes")
+        )
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; an existing plan is replaced in one step."""
@@ -298,29 +326,34 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         return f"Plan({len(self.compressed)} of {len(self)} layers, rate {self.rate:.2f})"
 
     def __str__(self) -> str:
+        measures = ("params", "macs", "bytes") if self.has_bits else ("params", "macs")
         rows = []
         for entry in self.values():
             readable, changed = entry.geometry is not None, entry.format is not None
-            sized = entry.input_size is not None
-            rows.append(
-                [
-                    entry.name,
-                    entry.label,
-                    count(entry.before.params) if readable else "–",
-                    f"→ {count(entry.after.params)}" if changed else "",
-                    count(entry.before.macs) if sized else "–",
-                    f"→ {count(entry.after.macs)}" if sized and changed else "",
-                    share(entry.error),
-                    entry.reason or "",
-                ]
-            )
+            costs = []
+            for measure in measures:
+                known = readable if measure != "macs" else entry.input_size is not None
+                costs += _pair(entry.before, entry.after, measure, known=known, changed=changed)
+            rows.append([entry.name, entry.label, *costs, share(entry.error), entry.reason or ""])
         before, after = self.before, self.after
-        sized = before.macs > 0
-        macs = [count(before.macs), f"→ {count(after.macs)}"] if sized else ["–", ""]
-        rows.append(["total", "", count(before.params), f"→ {count(after.params)}", *macs, "", ""])
-        header = ["layer", "format", "params", "", "MACs", "", "error", "why dense"]
+        totals = []
+        for measure in measures:
+            known = measure != "macs" or before.macs > 0
+            totals += _pair(before, after, measure, known=known, changed=True)
+        rows.append(["total", "", *totals, "", ""])
+        titles = {"params": "params", "macs": "MACs", "bytes": "bytes"}
+        header = ["layer", "format", *(word for measure in measures for word in (titles[measure], "")), "error"]
+        left = (0, 1, *range(3, 3 + 2 * len(measures), 2), len(header))
         rise = f", but {after.macs / before.macs:.2f} times the MACs" if self.raises_macs else ""
-        return table(header, rows, left=(0, 1, 3, 5, 7)) + f"\nrate {self.rate:.2f}{rise}"
+        smaller = f", bytes {before.bytes / max(after.bytes, 1):.2f}" if self.has_bits else ""
+        return table([*header, "why dense"], rows, left=left) + f"\nrate {self.rate:.2f}{smaller}{rise}"
+
+
+def _pair(before: Cost, after: Cost, measure: str, *, known: bool, changed: bool) -> list[str]:
+    """A cost before and after, as two cells of a table."""
+    if not known:
+        return ["–", ""]
+    return [count(getattr(before, measure)), f"→ {count(getattr(after, measure))}" if changed else ""]
 
 
 def _left_dense(entry: DenseEntry | CompressedEntry) -> DenseEntry:
@@ -341,11 +374,16 @@ def _changed(
     ranks: int | Sequence[int] | None,
     norm: str | Norm | None,
     options: Mapping[str, Any] | None,
+    bits: int | Literal["float"] | None,
 ) -> CompressedEntry:
     if entry.geometry is None:
         raise InputError(f"{entry.name}: {entry.reason}")
     new_norm = entry.norm if norm is None else norm_of(norm)
-    new_method = method_of(method or entry.method or "auto", entry.geometry)
+    only_rounded = isinstance(entry, DenseEntry) and bits is not None and (method, ranks) == (None, None)
+    former_method = None if entry.method == DENSE_METHOD and ranks is not None else entry.method
+    new_method = DENSE_METHOD if only_rounded else method_of(method or former_method or "auto", entry.geometry)
+    if new_method == DENSE_METHOD:
+        ranks = ()
     if ranks is None and (entry.ranks is None or new_method.rank_names != (entry.method or new_method).rank_names):
         raise InputError(f"{entry.name}: give ranks too; {new_method.name} takes {', '.join(new_method.rank_names)}")
     new_ranks = entry.ranks if ranks is None else ranks
@@ -358,7 +396,16 @@ def _changed(
         format = new_method.format(new_method.check_ranks(new_ranks, entry.geometry.kernel_shape))
         new_options = {k: v for k, v in former.items() if k in new_method.options} | dict(options or {})
         new_method.check_options(new_options)
+        new_bits = entry.bits if bits is None else None if bits == "float" else bits
+        check_bits(new_bits)
     except InputError as error:
         raise error.prefixed(f"{entry.name}: ") from None
-    treatment = Treatment(geometry=entry.geometry, method=new_method, norm=new_norm, format=format, options=new_options)
+    treatment = Treatment(
+        geometry=entry.geometry,
+        method=new_method,
+        norm=new_norm,
+        format=format,
+        options=new_options,
+        bits=new_bits,
+    )
     return CompressedEntry.of(entry.name, treatment, input_size=entry.input_size, calls=entry.calls)

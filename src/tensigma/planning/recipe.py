@@ -93,7 +93,8 @@ class Recipe:
             )
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise InputError(
-                f"{{budget}} takes Params(share), Macs(share), Latency(share) or Drop(share), got {self.budget!r}",
+                "{budget} takes Params(share), Macs(share), Bytes(share), Latency(share), several of them joined by &, or "
+                f"Drop(share); got {self.budget!r}",
                 parameters=("budget",),
             )
         if self.ranks is not None and not isinstance(self.ranks, RankRule):
@@ -163,6 +164,10 @@ class Selection:
         self._skipped = (
             first_convolution(layers, reached) if recipe.skip is None else select(recipe.skip, names, what="skip")
         )
+
+    def by_default(self, layer: Layer) -> bool:
+        """Whether a layer is left dense because it is the first convolution, and nobody has said anything else."""
+        return self._skips_by_default and layer.name in self._skipped
 
     def why_not(self, layer: Layer) -> str | None:
         """Why the recipe leaves a layer dense; None if it does not."""

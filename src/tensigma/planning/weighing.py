@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from tensigma.planning.budgets import CostBudget
+from tensigma.planning.budgets import AllOf, CostBudget
 from tensigma.planning.effects import measured_effects
 from tensigma.planning.forward_effects import forward_effects, forward_samples
 from tensigma.planning.planning_store import PlanningStore
@@ -90,7 +90,7 @@ class Weigher:
         return front.weighted({name: effect**power for name, effect in self.effects.items()} if power else {})
 
     def best_plan(
-        self, front: Front, budget: CostBudget, *, powers: Sequence[float] = POWERS, progress: Wanted = False
+        self, front: Front, budget: CostBudget | AllOf, *, powers: Sequence[float] = POWERS, progress: Wanted = False
     ) -> Plan:
         """The plan for ``budget`` whose model diverges least from the original."""
         start = time.perf_counter()

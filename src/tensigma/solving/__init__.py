@@ -2,16 +2,28 @@
 
 from tensigma.solving.candidate import Candidate, calls_of, layer_cost
 from tensigma.solving.jobs import CompressionProgress, Job, compressed_copy, jobs_for
-from tensigma.solving.methods import METHODS, SVD_METHOD, Method, choices_of, method_of, register, registered
+from tensigma.solving.methods import (
+    DENSE_METHOD,
+    METHODS,
+    SVD_METHOD,
+    Method,
+    choices_of,
+    method_of,
+    register,
+    registered,
+)
 from tensigma.solving.metrics import means
 from tensigma.solving.norms import NORMS, Norm, energy_views, norm_of
 from tensigma.solving.parallel import side_by_side
+from tensigma.solving.rounding import rounding_error
 from tensigma.solving.sharing import run_shared
 from tensigma.solving.solution import Solution, solve
 from tensigma.solving.solution_store import Solutions, stats_digest
-from tensigma.solving.treatment import Treatment
+from tensigma.solving.treatment import BITS, Treatment, check_bits, label_of
 
 __all__ = [
+    "BITS",
+    "DENSE_METHOD",
     "METHODS",
     "NORMS",
     "SVD_METHOD",
@@ -24,16 +36,19 @@ __all__ = [
     "Solutions",
     "Treatment",
     "calls_of",
+    "check_bits",
     "choices_of",
     "compressed_copy",
     "energy_views",
     "jobs_for",
+    "label_of",
     "layer_cost",
     "means",
     "method_of",
     "norm_of",
     "register",
     "registered",
+    "rounding_error",
     "run_shared",
     "side_by_side",
     "solve",

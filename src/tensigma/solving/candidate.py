@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,8 @@ class Candidate:
     options: Mapping[str, Any] = field(default_factory=dict)
     #: The methods among which a budget may choose.
     choices: tuple[Method, ...] = ()
+    #: The fewest bits that a budget may give its weights.
+    least_bits: int = 2
 
     @cached_property
     def spectra(self) -> Spectra:
@@ -48,9 +50,9 @@ class Candidate:
         """What the layer costs with these ranks (None: dense); MACs are 0 if its input size is unknown."""
         return self.cost_in(None if ranks is None else self.method.format(ranks))
 
-    def cost_in(self, format: Format | None) -> Cost:
-        """The same for a format of any method."""
-        return layer_cost(self.geometry, format, self.input_size, self.norm, self.calls)
+    def cost_in(self, format: Format | None, bits: int | None = None) -> Cost:
+        """The same for a format of any method, with weights of ``bits`` bits (None: float32)."""
+        return layer_cost(self.geometry, format, self.input_size, self.norm, self.calls, bits)
 
 
 def calls_of(geometry: Geometry, stats: LayerStats, input_size: tuple[int, ...]) -> float:
@@ -72,13 +74,18 @@ def calls_of(geometry: Geometry, stats: LayerStats, input_size: tuple[int, ...])
 
 
 def layer_cost(
-    geometry: Geometry, format: Format | None, input_size: tuple[int, ...] | None, norm: Norm, calls: float = 1.0
+    geometry: Geometry,
+    format: Format | None,
+    input_size: tuple[int, ...] | None,
+    norm: Norm,
+    calls: float = 1.0,
+    bits: int | None = None,
 ) -> Cost:
     """The cost of a layer in ``format`` (None: dense), with the bias that it gains under some norms."""
     bias = geometry.bias or (format is not None and norm.moves_bias)
     if input_size is not None:
-        once = cost(format, geometry, input_size, bias=bias)
-        return Cost(once.params, round(calls * once.macs))
+        once = cost(format, geometry, input_size, bias=bias, bits=bits)
+        return replace(once, macs=round(calls * once.macs))
     # Parameters do not depend on the size, so the smallest input that the kernel fits into will do.
     size = tuple(d * (k - 1) + 1 for d, k in zip(geometry.dilation, geometry.kernel_size, strict=True))
-    return Cost(cost(format, geometry, size, bias=bias).params, 0)
+    return replace(cost(format, geometry, size, bias=bias, bits=bits), macs=0)

@@ -9,6 +9,7 @@
 | ``svd`` | full-size into few channels, pointwise | :class:`~tensigma.linalg.SVD` |
 | ``spatial-svd`` | k×1 into few channels, 1×k | :class:`~tensigma.linalg.SpatialSVD` |
 | ``tensor-train`` | pointwise, k×1, 1×k, pointwise | :class:`~tensigma.linalg.TensorTrain` |
+| ``dense`` | the layer itself, where weights take few bits | :class:`~tensigma.linalg.Dense` |
 | ``auto`` | under a budget the best for each layer; with ranks by a rule, Tucker-2 | as above |
 
 Pointwise convolutions and Linear layers always take SVD, because the other formats reduce to it there.
@@ -28,6 +29,7 @@ from tensigma.errors import InputError, RankError
 from tensigma.layers import (
     FORMATS,
     CPFormat,
+    DenseFormat,
     Format,
     Geometry,
     SpatialSVDFormat,
@@ -42,6 +44,7 @@ from tensigma.linalg import (
     SVD,
     CPJoint,
     Deflation,
+    Dense,
     Factors,
     Fit,
     Importance,
@@ -224,6 +227,8 @@ register(Method(name="spatial-svd", format_type=SpatialSVDFormat, solver=Spatial
 register(
     Method(name="tensor-train", format_type=TensorTrainFormat, solver=TensorTrain, widest_in_auto=_WIDEST_OF_SPATIAL)
 )
+# Without bits it changes nothing, so a budget adds it where bits are to be had.
+DENSE_METHOD = register(Method(name="dense", format_type=DenseFormat, solver=Dense, in_auto=False))
 
 
 def method_of(name: str | Method, geometry: Geometry | None = None) -> Method:
@@ -238,7 +243,7 @@ def method_of(name: str | Method, geometry: Geometry | None = None) -> Method:
             names = ", ".join(map(repr, (AUTO, *METHODS)))
             raise InputError(f"method {name!r} is unknown; choose one of {names}")
         name = METHODS["tucker2" if name == AUTO else name]
-    return SVD_METHOD if geometry is not None and geometry.is_pointwise else name
+    return SVD_METHOD if geometry is not None and geometry.is_pointwise and name != DENSE_METHOD else name
 
 
 def choices_of(name: str | Method, geometry: Geometry, norm: Norm) -> tuple[Method, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -12,10 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from tensigma.calibration import LayerStats
-from tensigma.layers import empty_modules, from_modules, kernels_of, to_modules
+from tensigma.layers import (
+    Geometry,
+    Grid,
+    empty_modules,
+    from_modules,
+    grid_of,
+    kernels_of,
+    set_grid_,
+    stage_bits,
+    to_modules,
+)
 from tensigma.linalg import Factors, Metric
 from tensigma.solving.metrics import gram_metrics, identity_metrics, means
+from tensigma.solving.rounding import round_modules_
 from tensigma.solving.treatment import Treatment
+
+# Ends the names of scales among the tensors of a solution.
+_SCALES = ".scales"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,22 +51,32 @@ class Solution:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "modules"}
 
     def tensors(self) -> dict[str, Tensor]:
-        """The weights of the modules by name."""
-        return {key: tensor.detach().contiguous() for key, tensor in self.modules.state_dict().items()}
+        """The weights of the modules by name, and the scales of those that lie on a grid of integers."""
+        tensors = {key: tensor.detach().contiguous() for key, tensor in self.modules.state_dict().items()}
+        for name, module in self.modules.named_children():
+            grid = grid_of(module)
+            if grid is not None and grid.scales is not None:
+                tensors[name + _SCALES] = grid.scales
+        return tensors
 
     @classmethod
     def rebuilt(cls, treatment: Treatment, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Solution:
         """A solution from :meth:`tensors` and :meth:`facts`."""
         bias = any(key.endswith(".bias") for key in tensors)
         modules = empty_modules(treatment.format, replace(treatment.geometry, bias=bias))
-        modules.load_state_dict(dict(tensors), assign=True)
+        weights = {key: tensor for key, tensor in tensors.items() if not key.endswith(_SCALES)}
+        modules.load_state_dict(weights, assign=True)
+        if treatment.bits is not None:
+            for name, module in modules.named_children():
+                bits = stage_bits(Geometry.of(module), treatment.bits)
+                set_grid_(module, Grid(bits, tensors.get(name + _SCALES)))
         return cls(modules=modules, **facts)
 
 
 def solve(
     treatment: Treatment, module: nn.Module, stats: LayerStats | None, start: nn.Sequential | None = None
 ) -> Solution:
-    """Decompose the kernel of ``module`` as ``treatment`` says.
+    """Decompose the kernel of ``module`` as ``treatment`` says, and round the factors if it says so.
 
     ``start`` holds the modules of a similar problem in the same format, from which iterative solvers start.
     """
@@ -68,16 +93,51 @@ def solve(
             for kernel, target, first in zip(kernels, targets, starts, strict=True)
         ]
         factors: list[Factors] = [fit.factors for fit in fits]
-        residuals = [kernel.to(f.to_dense()) - f.to_dense() for kernel, f in zip(kernels, factors, strict=True)]
-        bias = _bias(treatment, module, residuals, stats)
-        error = None
-        if stats is not None:
-            functional = [target for target in targets if isinstance(target, Metric) and not target.is_identity]
-            error = _relative(kernels, residuals, functional or gram_metrics(geometry, stats))
-        frobenius = _relative(kernels, residuals, identity_metrics(geometry))
+        error, frobenius, bias = _judged(treatment, module, factors, stats)
         modules = to_modules(factors, geometry, bias)
     converged = all(fit.converged for fit in fits)
-    return Solution(modules, error, frobenius, converged, time.perf_counter() - begin)
+    solution = Solution(modules, error, frobenius, converged, time.perf_counter() - begin)
+    return solution if treatment.bits is None else rounded(solution, treatment, module, stats)
+
+
+def rounded(solution: Solution, treatment: Treatment, module: nn.Module, stats: LayerStats | None) -> Solution:
+    """``solution``, the one of ``treatment`` without bits, with weights of as many bits as ``treatment`` says.
+
+    The bias moves once more, by what rounding does to the mean.
+    """
+    begin = time.perf_counter()
+    geometry = treatment.geometry
+    assert treatment.bits is not None
+    with torch.no_grad():
+        targets = treatment.norm.targets(geometry, stats)
+        plain = identity_metrics(geometry)
+        metrics = [
+            target if isinstance(target, Metric) else other for target, other in zip(targets, plain, strict=True)
+        ]
+        modules = copy.deepcopy(solution.modules)
+        round_modules_(modules, geometry, kernels_of(module), metrics, treatment.bits)
+        factors = from_modules(modules, treatment.format, geometry)
+        error, frobenius, bias = _judged(treatment, module, factors, stats)
+        if bias is not None:
+            modules[-1].bias = nn.Parameter(bias.to(modules[-1].weight))  # type: ignore[arg-type]
+    seconds = solution.seconds + time.perf_counter() - begin
+    return Solution(modules, error, frobenius, solution.converged, seconds)
+
+
+def _judged(
+    treatment: Treatment, module: nn.Module, factors: Sequence[Factors], stats: LayerStats | None
+) -> tuple[float | None, float, Tensor | None]:
+    """The relative error of factors under the norm, if it is one of the outputs, and of the weights; and the bias."""
+    geometry = treatment.geometry
+    kernels = kernels_of(module)
+    residuals = [kernel.to(f.to_dense()) - f.to_dense() for kernel, f in zip(kernels, factors, strict=True)]
+    error = None
+    if stats is not None:
+        targets = treatment.norm.targets(geometry, stats)
+        functional = [target for target in targets if isinstance(target, Metric) and not target.is_identity]
+        error = _relative(kernels, residuals, functional or gram_metrics(geometry, stats))
+    frobenius = _relative(kernels, residuals, identity_metrics(geometry))
+    return error, frobenius, _bias(treatment, module, residuals, stats)
 
 
 def frobenius_error(treatment: Treatment, module: nn.Module, modules: nn.Sequential) -> float:

@@ -39,7 +39,7 @@ from tensigma.files import (
 )
 from tensigma.layers import Format
 from tensigma.running import Digest, content_digests
-from tensigma.solving.solution import Solution, frobenius_error, solve
+from tensigma.solving.solution import Solution, frobenius_error, rounded, solve
 from tensigma.solving.treatment import Treatment
 
 logger = logging.getLogger(__name__)
@@ -98,12 +98,17 @@ class Solutions:
         solution = None if self.folder is None else _read(self._file(key), treatment, module)
         cached = solution is not None
         if solution is None:
-            solution = solve(treatment, module, stats, start)
+            if treatment.bits is None:
+                solution = solve(treatment, module, stats, start)
+            else:
+                # The factors before rounding serve for other bits too, and as a start.
+                plain, _ = self.get_or_solve(treatment.unrounded(), module, stats, name=name, keep=keep)
+                solution = rounded(plain, treatment, module, stats)
             if self.folder is not None:
                 _write(self._file(key), solution)
         if keep:
             self._memory[key] = kept = _copy(solution)
-            if name is not None:
+            if name is not None and treatment.bits is None:
                 self._starts[name, treatment.method.name, treatment.format] = kept.modules
         return solution, cached
 
@@ -132,6 +137,7 @@ def key_of(treatment: Treatment, module: nn.Module, stats: LayerStats | None) ->
         "method": treatment.method.name,
         "ranks": treatment.ranks,
         "norm": treatment.norm.name,
+        **({} if treatment.bits is None else {"bits": treatment.bits}),
         "options": {key: repr(value) for key, value in sorted(treatment.options.items())},
         "stats": None if stats is None else stats_digest(stats, weighs_entries=treatment.norm.weighs_entries),
     }

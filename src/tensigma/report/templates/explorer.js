@@ -4,7 +4,7 @@
   const find = (id) => document.getElementById(id);
   const slider = find("budget"), svg = find("curve"), status = find("copied");
   const radios = [...document.querySelectorAll("input[name=measure]")];
-  const words = { params: "parameters", macs: "multiply-adds" };
+  const words = { params: "parameters", macs: "multiply-adds", bytes: "bytes" };
   let measure = "params", columns = data.measures.params, at = columns.chosen;
 
   const make = (parent, name, attributes = {}, text = "") => {
@@ -21,7 +21,7 @@
     return `${digits} ${["", "k", "M", "G", "T"][prefix]}${unit}`.trim();
   };
   const percent = (share) => `${Number((100 * share).toPrecision(3))} %`;
-  const bytes = (params) => data.before.bytes - (data.before.params - params) * data.width;
+  const bytesAt = (at) => (columns.bytes ? columns.bytes[at] : data.before.bytes - (data.before.params - columns.params[at]) * data.width);
   const option = (index) => data.layers[index].options[columns.choices[at][index]];
 
   // One row for each layer that shares the budget; only its cells change.
@@ -48,23 +48,26 @@
     // What was measured on the way to this model says nothing about another one.
     if (at !== columns.chosen && plan.notes) plan.notes = {};
     data.layers.forEach((layer, index) => {
-      const [method, ranks, params, macs, error] = option(index), entry = plan.layers[layer.name];
+      const [method, ranks, params, macs, error, bits, bytes] = option(index), entry = plan.layers[layer.name];
       entry.method = method || entry.method;
       entry.ranks = ranks;
+      entry.bits = bits ?? null;
       entry.error = ranks ? error : null;
       entry.reason = ranks ? null : "the budget is best kept without it";
       entry.options = layer.settings[method] || {};
       entry.params = [entry.params[0], params];
       if (entry.macs) entry.macs = [entry.macs[0], macs];
+      if (entry.bytes) entry.bytes = [entry.bytes[0], bytes];
     });
     return `${JSON.stringify(plan, null, 1)}\n`;
   };
   const commandNow = () => {
     const share = columns.share[at];
-    if (data.command) return `${data.command} --budget ${measure}=${share} --out small-${measure}-${share}/`;
-    const kind = { params: "Params", macs: "Macs" }[measure];
+    const rounds = measure === "bytes" && data.bits;
+    if (data.command) return `${data.command} --budget ${measure}=${share}${rounds ? ` --bits ${data.bits.join(",")}` : ""} --out small-${measure}-${share}/`;
+    const kind = { params: "Params", macs: "Macs", bytes: "Bytes" }[measure];
     const norm = data.norm && data.norm !== "centred" ? `, norm="${data.norm}"` : "";
-    return `plan = ts.plan(model, stats, budget=ts.${kind}(${share})${norm})\nsmall, report = ts.compress(model, plan, stats)`;
+    return `plan = ts.plan(model, stats, budget=ts.${kind}(${share}${rounds ? `, bits=(${data.bits.join(", ")},)` : ""})${norm})\nsmall, report = ts.compress(model, plan, stats)`;
   };
 
   // The slider goes from plan to plan; a round share stands where it would be between its two neighbours.
@@ -139,14 +142,14 @@
     find("rel-params").textContent = change(params, data.before.params);
     find("out-macs").textContent = macs === null ? "–" : short(macs);
     find("rel-macs").textContent = macs === null || !data.before.macs ? "" : change(macs, data.before.macs);
-    find("out-bytes").textContent = short(bytes(params), "B");
-    find("rel-bytes").textContent = change(bytes(params), data.before.bytes);
+    find("out-bytes").textContent = short(bytesAt(at), "B");
+    find("rel-bytes").textContent = change(bytesAt(at), data.before.bytes);
     find("out-error").textContent = columns.error[at].toFixed(4);
     const more = columns.error[at] - columns.error[chosen];
     find("rel-error").textContent = at === chosen ? "this model" : `${more < 0 ? "−" : "+"}${Math.abs(more).toFixed(4)} against this model`;
     const worst = Math.max(1e-9, ...data.layers.map((_, index) => option(index)[4]));
     rows.forEach((cells, index) => {
-      const [method, ranks, size, , error] = option(index), layer = data.layers[index];
+      const [method, ranks, size, , error, bits] = option(index), layer = data.layers[index];
       const dense = !ranks, unchanged = columns.choices[chosen][index] === columns.choices[at][index];
       cells.row.className = `f-${method || "dense"}${dense ? " dense" : ""}${unchanged ? "" : " moved"}`;
       cells.what.replaceChildren();
@@ -154,6 +157,7 @@
       make(format, "span", { class: "key" });
       format.append(` ${method || "dense"}`);
       if (!dense) cells.what.append(` ${ranks.join(" × ")}`);
+      if (bits) cells.what.append(` ${bits} bits`);
       cells.size.textContent = size.toLocaleString("en");
       cells.sizeBar.style.width = `${(100 * size) / largest}%`;
       cells.error.textContent = dense ? "" : error.toFixed(4);
