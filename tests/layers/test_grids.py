@@ -12,14 +12,16 @@ from tensigma.errors import InputError
 from tensigma.layers import HALF, Grid, grid_of, set_grid_
 
 
-def on_grid(layer: nn.Module, bits: int, seed: int, groups: int = 1) -> Grid:
+def on_grid(layer: nn.Conv2d | nn.Linear, bits: int, seed: int, groups: int = 1) -> Grid:
     rng = torch.Generator().manual_seed(seed)
-    scales = torch.rand(layer.weight.shape[0], groups, generator=rng) + 0.01
-    integers = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (len(scales), layer.weight[0].numel()), generator=rng)
-    grid = Grid(bits, scales)
+    n_rows, n_columns = layer.weight.flatten(1).shape
+    grid = Grid(bits, torch.rand(n_rows, groups, generator=rng) + 0.01)
+    integers = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (n_rows, n_columns), generator=rng)
     layer.weight.data = grid.values(integers, tuple(layer.weight.shape))
     set_grid_(layer, grid)
-    assert torch.equal(grid.integers(layer.weight), integers.to(torch.int8))
+    found = grid.integers(layer.weight)
+    assert found is not None
+    assert torch.equal(found, integers.to(torch.int8))
     return grid
 
 
@@ -34,7 +36,9 @@ def test_integers_come_back_bit_for_bit(make, bits: int, groups: int, seed: int)
     noted = grid_of(layer)
     assert noted is not None
     assert noted.bits == bits
-    assert torch.equal(noted.values(noted.integers(layer.weight), tuple(layer.weight.shape)), layer.weight)
+    integers = noted.integers(layer.weight)
+    assert integers is not None
+    assert torch.equal(noted.values(integers, tuple(layer.weight.shape)), layer.weight)
 
 
 def test_copies_carry_the_grid_and_state_does_not() -> None:
