@@ -5,11 +5,17 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 from rich.console import Console
 
 import tensigma
@@ -20,6 +26,7 @@ from tensigma.cli.screen import Screen
 from tensigma.cli.tables import Columns
 from tensigma.evaluation import EvaluationProgress
 from tensigma.solving import CompressionProgress
+from tensigma.zoo import load_model
 
 COMMANDS = ["inspect", "calibrate", "plan", "compress", "evaluate", "report", "demo"]
 
@@ -111,9 +118,9 @@ def test_a_table_has_lines_on_a_terminal_only():
         assert ("─" in stream.getvalue()) == terminal
 
 
-def shell(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def shell(*command: str, seconds: int = 180, **environment: str) -> subprocess.CompletedProcess[str]:
     own = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(command, capture_output=True, text=True, env=own, timeout=180)
+    return subprocess.run(command, capture_output=True, text=True, env=own, timeout=seconds)
 
 
 @pytest.mark.slow
@@ -153,3 +160,28 @@ def test_two_processes_share_the_work(run_json, weights: Path):
     for first, second in zip(both["layers"], one["layers"], strict=True):
         assert first["ranks"] == second["ranks"]
         assert first["error"] == pytest.approx(second["error"], abs=1e-3)
+
+
+@pytest.mark.slow
+def test_the_command_of_the_readme_in_the_installed_environment(place: Path):
+    """torchvision is imported as it is installed, in a process that no test has prepared."""
+    if find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(
+        r"^tensigma compress torchvision:resnet18 .*?[^\\]$", readme, flags=re.DOTALL | re.MULTILINE
+    )
+    torch.save(load_model("torchvision:resnet18").state_dict(), "resnet18.pth")
+    (place / "photos").mkdir()
+    for number in range(2):
+        pixels = np.random.default_rng(number).integers(0, 255, (224, 224, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / "photos" / f"{number}.png")
+    words = shlex.split(command.replace("\\\n", " "))
+    # The formats and norms that make it take minutes have tests of their own.
+    quick = ("--norm", "frobenius", "--method", "svd", "--no-weigh")
+    done = shell(str(Path(sys.executable).with_name(words[0])), *words[1:], *quick, "--json", seconds=900)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)["report"]
+    assert report["before"]["params"] == 11_689_512
+    assert report["rate"] >= 2
+    tensigma.load(place / "small", load_model("torchvision:resnet18"))
