@@ -92,6 +92,27 @@ def test_steps_are_those_of_a_plain_loop() -> None:
     torch.testing.assert_close(small.weight, twin.weight, rtol=1e-4, atol=1e-6)
 
 
+def test_a_loss_function_takes_the_place_of_the_distance_of_answers() -> None:
+    torch.manual_seed(0)
+    original, small, data = nn.Linear(4, 3), nn.Linear(4, 3), [torch.randn(5, 4), torch.randn(5, 4)]
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        assert not target.requires_grad
+        return (output - target)[:, 0].abs().mean()
+
+    with torch.no_grad():
+        expected = sum(loss(small(x), original(x)).item() for x in data) / 2
+    rows = small.weight[1:].clone()
+    facts = refine_(small, original, data, Refine(passes=200, learning_rate=0.01, loss=loss), blocks=[])
+    assert facts["loss_before"] == pytest.approx(expected, rel=1e-5)
+    assert facts["loss_after"] < 0.8 * expected
+    assert facts["answers"] == "compared by a loss function"
+    # What the function does not look at stays.
+    assert torch.equal(small.weight[1:], rows)
+    with pytest.raises(InputError, match="returns one number as a tensor"):
+        refine_(small, original, data, Refine(passes=5, loss=lambda one, other: one), blocks=[])
+
+
 class Maps(nn.Module):
     """Answers with a map and a dict, as detectors and segmenters do."""
 

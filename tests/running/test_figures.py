@@ -65,6 +65,32 @@ def test_segmenters_are_counted_by_position_by_sample_and_by_overlap(axis: int) 
     }
 
 
+class Dict(nn.Module):
+    """The same answers in a dict."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> dict[str, object]:
+        return {"out": self.model(x), "aside": torch.zeros(len(x), 1)}
+
+
+def test_the_certificate_says_which_share_of_positions_was_asked_for() -> None:
+    models = [Dict(Fixed(maps(seed))) for seed in (0, 1)]
+    kinds = {"aside": None, "out": ts.Scores(least=0.8)}
+    result = ts.evaluate(models[0], BATCHES, original=models[1], answers=kinds)
+    assert "(the same class at 80 % of positions or more)" in str(result.certificate)
+
+
+def test_a_likeness_by_a_function_is_shown() -> None:
+    models = [Fixed(maps(seed)) for seed in (0, 1)]
+    result = ts.evaluate(models[0], BATCHES, original=models[1], answers=lambda one, other: 0.25)
+    assert result.likened == result.likeness == 0.25
+    assert any(line.startswith("likeness") and "25.00 %" in line for line in str(result).splitlines())
+    assert ts.evaluate(models[0], BATCHES, original=models[1], answers=ts.Numbers()).likened is None
+
+
 def test_labels_of_positions_may_leave_some_out() -> None:
     scores = maps(0)
     labels = scores.argmax(1)

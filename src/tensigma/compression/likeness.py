@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tensigma.errors import InputError
 from tensigma.running import Answers, Batch, Inputs, Numbers, Wish, first_answers
 
+#: The outputs of the small model and of the original → what is made small.
+LossFunction = Callable[[Any, Any], Tensor]
 #: A batch of few values may have almost no variance; this share of the variance of all samples is its lower bound.
 _LEAST = 0.1
 
@@ -19,7 +22,8 @@ class Likeness:
     """The distance of answers, and of the outputs of ``blocks``, between two models in evaluation mode.
 
     Errors are relative to the variance of the target in a batch, or to a share of its variance over ``probe`` if the
-    batch has hardly any: one sample of a single number has none.
+    batch has hardly any: one sample of a single number has none. ``loss``, a function of the outputs of both models,
+    takes the place of the distance of answers.
 
     >>> one, other = nn.Linear(2, 1), nn.Linear(2, 1)
     >>> loss = Likeness(one, other, [], [torch.eye(2)], temperature=1.0, features=0.0)
@@ -37,28 +41,34 @@ class Likeness:
         temperature: float = 1.0,
         features: float = 1.0,
         answers: Wish = None,
+        loss: LossFunction | None = None,
     ) -> None:
         self._small, self._original = small, original
+        self._loss = loss
         self._temperature, self._features = temperature, features
         self._blocks = blocks if features else []
         with torch.no_grad():
-            #: How answers are read.
-            self.reading: Answers = first_answers(original, Batch(0, probe[0], None), answers, ask=False)[1]
+            #: How answers are read; by a loss function they are not.
+            self.reading = Answers((), guessed=False)
+            if loss is None:
+                self.reading = first_answers(original, Batch(0, probe[0], None), answers, ask=False)[1]
         self._least = self._variances(probe)
 
     def __call__(self, x: Inputs) -> Tensor:
-        target_answers, target_features = self._targets(x)
+        target_output, target_answers, target_features = self._targets(x)
         with _outputs(self._small, list(target_features)) as features:
-            answers = self.reading.run(self._small, Batch(0, x, None))[1]
+            output, answers = self.reading.run(self._small, Batch(0, x, None))
         kinds = self.reading.kinds(len(target_answers))
         losses = [
             kind.distance(answer, target, self._scale(target, index), self._temperature)
             for index, (kind, answer, target) in enumerate(zip(kinds, answers, target_answers, strict=True))
         ]
-        for name, target in target_features.items():
+        if self._loss is not None:
+            losses.append(_one_number(self._loss(output, target_output)))
+        for name, feature in target_features.items():
             # Behind the first stage of a detector the two models look at different candidates.
-            if features[name].shape == target.shape:
-                distance = Numbers().distance(features[name], target, self._scale(target, name))
+            if features[name].shape == feature.shape:
+                distance = Numbers().distance(features[name], feature, self._scale(feature, name))
                 losses.append(self._features / len(target_features) * distance)
         return torch.stack(losses).sum()
 
@@ -68,15 +78,15 @@ class Likeness:
         return self(x).item()
 
     @torch.no_grad()
-    def _targets(self, x: Inputs) -> tuple[list[Tensor], dict[str, Tensor]]:
+    def _targets(self, x: Inputs) -> tuple[Any, list[Tensor], dict[str, Tensor]]:
         with _outputs(self._original, self._blocks) as features:
-            return self.reading.run(self._original, Batch(0, x, None))[1], features
+            return *self.reading.run(self._original, Batch(0, x, None)), features
 
     def _variances(self, probe: Sequence[Inputs]) -> dict[int | str, float]:
         """The lower bound of the variance of each target."""
         sums: dict[int | str, Tensor] = {}
         for x in probe:
-            answers, features = self._targets(x)
+            _, answers, features = self._targets(x)
             targets: dict[int | str, Tensor] = dict(enumerate(answers))
             targets.update(features.items())
             for key, target in targets.items():
@@ -90,6 +100,12 @@ class Likeness:
         least = max(self._least.get(key, 0.0), torch.finfo(target.dtype).tiny)
         variance = target.var() if target.numel() > 1 else target.new_zeros(())
         return variance.clamp_min(least)
+
+
+def _one_number(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise InputError("Refine: loss is a function of two outputs that returns one number as a tensor")
+    return loss.reshape(())
 
 
 @contextmanager

@@ -72,6 +72,9 @@ class Refine:
     features: float = 5.0
     #: Largest norm of the gradient, so that one odd batch cannot undo a fit.
     clip: float = 1.0
+    #: A function of the outputs of both models, the small one's first, that returns one number, as a tensor with a
+    #: gradient. It is made small in place of the distance of answers.
+    loss: Callable[[Any, Any], Tensor] | None = None
     #: Applied to each batch before both models see it, such as a random flip; None for the batch as it is.
     augment: Callable[[Any], Any] | None = None
 
@@ -148,6 +151,7 @@ def refine_(
             temperature=settings.temperature,
             features=settings.features,
             answers=answers,
+            loss=settings.loss,
         )
         losses = [loss_of.value(x) for x in probe]
         measurable = [x for x, loss in zip(probe, losses, strict=True) if math.isfinite(loss)]
@@ -165,10 +169,10 @@ def refine_(
         logger.warning("refinement: the loss went from %.3g to %.3g, so the model is kept as it was", before, after)
     if skipped:
         logger.warning("refinement: %d of %d samples gave no finite loss or gradient", skipped, done)
-    plain_settings = {key: value for key, value in asdict(settings).items() if key != "augment"}
+    plain_settings = {key: value for key, value in asdict(settings).items() if key not in ("augment", "loss")}
     return {
         **plain_settings,
-        "answers": str(loss_of.reading),
+        "answers": str(loss_of.reading) if settings.loss is None else "compared by a loss function",
         "augmented": settings.augment is not None,
         "loss_before": before if math.isfinite(before) else None,
         "loss_after": after if math.isfinite(after) else None,

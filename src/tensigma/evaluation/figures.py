@@ -23,6 +23,7 @@ from tensigma.running import (
     Batches,
     Boxes,
     Key,
+    Likened,
     Progress,
     Scores,
     Tally,
@@ -81,6 +82,7 @@ SHARES = {
     "iou": "mean IoU with the original",
     "precision": "precision by the original",
     "error": "relative error",
+    "likened": "likeness",
 }
 logger = logging.getLogger(__name__)
 
@@ -156,6 +158,11 @@ class Evaluation:
     def rate(self) -> float | None:
         """Compression rate: parameters of the original ÷ parameters."""
         return None if self.original is None else self.original.size.params / max(self.size.params, 1)
+
+    @property
+    def likened(self) -> float | None:
+        """The likeness by a function of the user's; None for other answers, which have figures of their own."""
+        return self.likeness if self.measure == Likened.measure else None
 
     @property
     def speedup(self) -> float | None:
@@ -347,7 +354,9 @@ def _meaning(result: Evaluation, answers: Wish) -> str:
         return "the same objects"
     if result.position_agreement is None:
         return ""
-    least = answers.least if isinstance(answers, Scores) else Scores.least
+    # Of parts by name, the first that is compared is the main one.
+    kinds = [kind for kind in answers.values() if kind is not None] if isinstance(answers, Mapping) else [answers]
+    least = kinds[0].least if isinstance(kinds[0], Scores) else Scores.least
     return f"the same class at {100 * least:g} % of positions or more"
 
 

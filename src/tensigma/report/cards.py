@@ -23,6 +23,7 @@ _BY_ORIGINAL = {
     "Mean IoU": ("iou", "with the classes of the original"),
     "Average precision": ("precision", "against the detections of the original"),
     "Relative error": ("error", "of the numbers, by the original"),
+    "Likeness": ("likened", "to the answers of the original, by a function given"),
 }
 
 

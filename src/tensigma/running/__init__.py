@@ -22,7 +22,7 @@ from tensigma.running.halting import OutOfOrder, halted_passes, live_bytes
 from tensigma.running.heads import raw_outputs
 from tensigma.running.holdout import Pair, Pairs, SetAside, hold_out, mixed
 from tensigma.running.inputs import Inputs, Several, call, mapped, moved, n_samples, split, taken, tensors_in
-from tensigma.running.kinds import Boxes, Kind, Numbers, Scores, Smooth
+from tensigma.running.kinds import Boxes, Kind, Likened, Numbers, Scores, Smooth
 from tensigma.running.onednn import safe_backward, safe_layout
 from tensigma.running.outputs import dense_scores_of, drawn_labels, leaves
 from tensigma.running.precision import Detections, average_precision
@@ -47,6 +47,7 @@ __all__ = [
     "Inputs",
     "Key",
     "Kind",
+    "Likened",
     "Listener",
     "Numbers",
     "OutOfOrder",
