@@ -80,6 +80,7 @@ _NOTES = record(
         "searched_on": optional(text()),
         "evaluation": optional(mapping(anything)),
         "comparison": sequence(anything),
+        "file_bytes": record({"before": integer(), "after": integer()}),
     },
     others=anything,
 )
