@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from tensigma.layers import HALF, TARGETS, Grid, set_grid_

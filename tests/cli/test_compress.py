@@ -45,7 +45,7 @@ def test_compress_in_one_go(run, weights: Path, place: Path):
         *("compress", MODEL, "--weights", weights, "--data", DATA, "--eval-data", "digits:?split=val"),
         *("--budget", "params=0.5", "--method", "tucker2", "--latency", "--out", "small"),
     )
-    for words in ("parameters", "MACs", "bytes", "top-1", "agreement", "latency"):
+    for words in ("parameters", "MACs", "bytes", "bytes on disk", "top-1", "agreement", "latency"):
         assert words in result.stdout
     assert "calibrating: batch 2 of 2" in result.stderr
     assert "compressing: layer" in result.stderr
@@ -57,6 +57,10 @@ def test_compress_in_one_go(run, weights: Path, place: Path):
     report = ts.Report.from_json(json.loads(Path("small/report.json").read_text()))
     assert report.notes["model"] == MODEL
     assert report.notes["evaluated_on"] == "digits:?split=val"
+    sizes = {"before": weights.stat().st_size, "after": Path("small/model.safetensors").stat().st_size}
+    # The file of weights may have other metadata in its header.
+    assert report.notes["file_bytes"]["before"] == pytest.approx(sizes["before"], abs=1000)
+    assert report.notes["file_bytes"]["after"] == sizes["after"]
     assert ts.Plan.load("small/plan.json").after.params == report.after.params
     assert str(report.notes["evaluation"]["samples"]) in Path("small/report.html").read_text()
 

@@ -11,6 +11,7 @@ import torch
 
 import tensigma as ts
 from support_cli import DATA, MODEL, files
+from support_grids import rounded
 from tensigma.deployment import OnnxModel
 from tensigma.zoo import load_model
 
@@ -37,7 +38,9 @@ def test_export_a_folder(run, run_json, small: Path, place: Path):
     torch.testing.assert_close(OnnxModel("out/small.onnx")(x), network(x).detach(), rtol=1e-4, atol=1e-5)
     assert files(place / "out") == {"small.onnx"}
     assert "--force" in run("export", small, "--out", "out/small.onnx", code=1).stderr
+    ts.save(rounded(network, 4), small, force=True)
     found = run_json("export", small, "--out", "out/small.onnx", "--force", "--no-latency", "--original", MODEL)
+    assert found["packed"].keys() == {"INT4"}
     assert found["batches"] == [3, 5]
     assert found["max_difference"] <= 1e-4 * found["largest_output"]
     assert found["latency"] == {}

@@ -387,8 +387,8 @@ def test_a_file_that_computes_something_else_is_not_kept(tmp_path: Path, monkeyp
     target = tmp_path / "small.onnx"
     target.write_bytes(b"former")
 
-    def wrong(network: Any) -> Any:
-        proto = ts.graphs.to_proto(network)
+    def wrong(network: Any, **options: Any) -> Any:
+        proto = ts.graphs.to_proto(network, **options)
         last = next(tensor for tensor in proto.graph.initializer if tensor.name == "b3")
         last.CopyFrom(numpy_helper.from_array(weights(10) + 1, "b3"))
         return proto

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -219,7 +219,7 @@ def compress(
     )
     result = Result(small, planned.plan.with_notes(**runtime), noted, None)
     # Before it is evaluated, which may fail: what took an hour to make is not lost.
-    result.write(out, force=force, page=False)
+    result = result.written(out, network, force=force)
     if evaluate and judges is None:
         screen.note("not evaluated; to evaluate, name images with --data or --eval-data")
     most = max_samples if judges is images else None
@@ -232,7 +232,7 @@ def compress(
         screen.error(f"the compressed model is in {out}, but it could not be evaluated: {message_of(screen, error)}")
         raise typer.Exit(NOT_EVALUATED) from None
     if evaluation is not None:
-        evaluated = noted.with_notes(evaluated_on=name_of(judges), evaluation=evaluation.to_json())
+        evaluated = result.report.with_notes(evaluated_on=name_of(judges), evaluation=evaluation.to_json())
         result = Result(small, result.plan, evaluated, evaluation)
     result.write_report(out, page=page)
     result.show(screen, out)
@@ -351,12 +351,18 @@ class Result:
     report: ts.Report
     evaluation: ts.Evaluation | None
 
-    def write(self, out: Path, *, force: bool, page: bool = True) -> None:
-        """Write the model, the plan and the reports into one folder, completely or not at all."""
+    def written(self, out: Path, original: Network, *, force: bool) -> Result:
+        """Write the model, the plan and the report into one folder, completely or not at all.
+
+        Returns the result with a note of what the weights take on disk, those of the original unpacked.
+        """
         with whole_folder(out, force=force, is_ours=lambda folder: is_output(folder, MODEL)) as place:
             ts.save(self.model, place)
+            sizes = {"before": ts.deployment.plain_bytes(original), "after": ts.deployment.stored_bytes(place)}
+            noted = replace(self, report=self.report.with_notes(file_bytes=sizes))
             self.plan.save(place / "plan.json")
-            self.write_report(place, page=page)
+            noted.write_report(place, page=False)
+        return noted
 
     def write_report(self, place: Path, *, page: bool) -> None:
         """Write or replace the reports in a folder."""

@@ -72,7 +72,7 @@ def demo(screen: Screen, out: Out = Path("demo-output"), cache: Cache = None, se
     report = _report(best, runs, weights, stats.samples)
     out.mkdir(parents=True, exist_ok=True)
     small = out / "compressed"
-    Result(best.model, best.plan, report, best.evaluation).write(small, force=True, page=False)
+    Result(best.model, best.plan, report, best.evaluation).written(small, network, force=True)
     ts.write_report(report, out / "report.html", evaluation=best.evaluation, comparison=runs)
     seconds = time.perf_counter() - start
     data = {

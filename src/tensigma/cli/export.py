@@ -35,6 +35,10 @@ Tolerance = Annotated[
     typer.Option("--tolerance", metavar="X", help="Largest accepted difference, as a share of the largest output."),
 ]
 Opset = Annotated[int | None, typer.Option("--opset", min=18, metavar="N", help="Version of the ONNX operators.")]
+Pack = Annotated[
+    bool,
+    typer.Option("--pack/--no-pack", help="Store weights of few bits as integers, or half as half, in ONNX files."),
+]
 WithLatency = Annotated[
     bool, typer.Option("--latency/--no-latency", help="Measure latency, on one thread, alternating between models.")
 ]
@@ -54,6 +58,7 @@ def export(
     fixed_batch: FixedBatch = False,
     tolerance: Tolerance = None,
     opset: Opset = None,
+    pack: Pack = True,
     latency: WithLatency = True,
     batch: Batch = 1,
     rounds: Rounds = 20,
@@ -83,6 +88,7 @@ def export(
         dynamic_batch=not fixed_batch,
         tolerance=tolerance,
         opset=opset,
+        pack=pack,
     )
     timings: dict[str, ts.evaluation.Timing] = {}
     if latency:
@@ -128,6 +134,9 @@ def _table(
         ["largest difference", "", f"{difference:.1e}", "of the largest output"],
         ["bytes of the file", "", short(exported.bytes, "B"), ""],
     ]
+    if exported.packed:
+        kinds = ", ".join(f"{count} in {kind}" for kind, count in exported.packed.items())
+        rows.append(["weights of few bits", "", str(sum(exported.packed.values())), kinds])
     if "original" in sizes:
         before, after = sizes["original"].macs, sizes["model"].macs
         rows.append(["MACs", short(before), short(after), ts.report.times(before, after)])

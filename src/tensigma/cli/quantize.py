@@ -27,6 +27,17 @@ class Bits(StrEnum):
     fp16 = "fp16"
 
 
+class RangeName(StrEnum):
+    """Rules for ranges by the names that are typed."""
+
+    auto = "auto"
+    minmax = "minmax"
+    mse = "mse"
+    p99_999 = "p99.999"
+    p99_99 = "p99.99"
+    p99_9 = "p99.9"
+
+
 Out = Annotated[
     Path,
     typer.Option("--out", metavar="PATH", help="An ONNX file; with fp16, a name without .onnx makes a folder instead."),
@@ -57,6 +68,13 @@ ReduceRange = Annotated[
     bool | None,
     typer.Option("--reduce-range/--full-range", help="Weights of 7 or 8 bits; by default 7 if the CPU lacks VNNI."),
 ]
+Ranges = Annotated[
+    RangeName,
+    typer.Option(
+        "--ranges",
+        help="Where activations are clipped for int8: by default where the outputs change least on --data.",
+    ),
+]
 WithLatency = Annotated[
     bool, typer.Option("--latency/--no-latency", help="Measure latency, on one thread, alternating between models.")
 ]
@@ -76,6 +94,7 @@ def quantize(
     max_samples: Samples = 256,
     equalise: Equalise = True,
     reduce_range: ReduceRange = None,
+    ranges: Ranges = RangeName.auto,
     latency: WithLatency = True,
     rounds: Rounds = 20,
     batch_size: BatchSize = 64,
@@ -86,7 +105,8 @@ def quantize(
     """Store a model in fewer bits and measure the effect.
 
     int8 is static quantization by ONNX Runtime: weights per channel, activations
-    by their range on images without labels. fp16 halves the weights on disk; a
+    by their ranges on images without labels, clipped where that keeps the outputs
+    closest. Weights that are integers of few bits already stay those. fp16 halves the weights on disk; a
     CPU still computes in single precision.
 
     [bold]Examples[/bold]
@@ -116,6 +136,7 @@ def quantize(
             original=subject.original if subject.trained else None,
             equalise=equalise,
             reduce_range=reduce_range,
+            ranges=ranges.value,
             max_samples=max_samples,
             latency=latency,
             rounds=rounds,
@@ -132,6 +153,10 @@ def quantize(
     ]
     if quantized.reduce_range:
         notes.append("weights of 7 bits")
+    if quantized.ranges is not None:
+        notes.append(f"ranges by {quantized.ranges}")
+    if quantized.kept:
+        notes.append(f"{quantized.kept} weights kept their integers")
     screen.note(f"{'; '.join(notes)}; written to {out}")
 
 

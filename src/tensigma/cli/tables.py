@@ -128,6 +128,11 @@ def report_table(report: ts.Report, *, dense: bool = True) -> Columns:
 def summary_table(report: ts.Report, evaluation: ts.Evaluation | None) -> Columns:
     """The main figures before and after a compression."""
     rows = _sizes(report.before, report.after)
+    files = report.notes.get("file_bytes")
+    if files is not None:
+        before, after = files["before"], files["after"]
+        short = ts.report.short
+        rows.append(["bytes on disk", short(before, "B"), short(after, "B"), ts.report.times(before, after)])
     if evaluation is not None:
         rows += [row for row in _quality(evaluation) if row[2] != "–"]
     return Columns(["", ">before", ">after", ">"], rows)

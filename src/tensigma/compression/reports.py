@@ -85,6 +85,7 @@ _NOTES = record(
         "searched_on": optional(text()),
         "evaluation": optional(mapping(anything)),
         "comparison": sequence(anything),
+        "file_bytes": record({"before": integer(), "after": integer()}),
         "finetuning": optional(mapping(anything)),  # checks itself
         **NOTE_CHECKS,
     },

@@ -1,6 +1,6 @@
 """Compressed models outside this process: archives, exported files, fewer bits, other runtimes."""
 
-from tensigma.deployment.archive import load, save
+from tensigma.deployment.archive import load, plain_bytes, save, stored_bytes
 from tensigma.deployment.equalisation import equalise
 from tensigma.deployment.exporting import Exported, export, read_exported
 from tensigma.deployment.measuring import measure_together
@@ -15,7 +15,9 @@ __all__ = [
     "export",
     "load",
     "measure_together",
+    "plain_bytes",
     "quantize",
     "read_exported",
     "save",
+    "stored_bytes",
 ]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
 from tensigma.deployment.exporting import export
@@ -172,6 +173,34 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None, *, dens
         for name in compressed:
             _densify_(loaded, name)
     return loaded
+
+
+def plain_bytes(model: nn.Module) -> int:
+    """The size of a safetensors file of all parameters and buffers of ``model``, none packed.
+
+    Of a model that came as an ONNX file, that of the file and of its weights beside it.
+
+    >>> plain_bytes(nn.Linear(100, 100)) - 4 * 10_100 < 200
+    True
+    """
+    if isinstance(model, OnnxNetwork):
+        return model.source.n_bytes
+    state, _ = _unique(_tensors(model))
+    return len(safetensors_bytes({key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}))
+
+
+def stored_bytes(folder: str | os.PathLike[str]) -> int:
+    """The size of the weights that :func:`save` wrote to ``folder``, or of its ONNX file with its weights.
+
+    >>> import tempfile
+    >>> model = nn.Linear(100, 100)
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     save(model, f"{place}/small")
+    ...     stored_bytes(f"{place}/small") == plain_bytes(model)
+    True
+    """
+    files = [Path(folder) / name for name in (WEIGHTS, GRAPH, f"{GRAPH}.data")]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _load_graph(file: Path, model: nn.Module | None, *, dense: bool) -> nn.Module:

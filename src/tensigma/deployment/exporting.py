@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
@@ -17,11 +17,23 @@ import torch
 from torch import Tensor, nn
 
 from tensigma.deployment.graph_export import write_back
+from tensigma.deployment.graph_packing import pack_, weights_of_few_bits
 from tensigma.deployment.parity import parity, sizes_to_check
 from tensigma.errors import ExportError, InputError, TensigmaError
 from tensigma.evaluation import count_bytes
 from tensigma.files import whole_file
-from tensigma.graphs import OnnxModel, OnnxNetwork, onnx_module, rename_outputs, usual_names
+from tensigma.graphs import (
+    INT4_OPSET,
+    FewBits,
+    OnnxModel,
+    OnnxNetwork,
+    few_bits_in,
+    onnx_module,
+    rename_outputs,
+    runs_int4,
+    takes_int4,
+    usual_names,
+)
 from tensigma.running import borrowed, device_of, input_of, leaves
 
 ExportFormat = Literal["onnx", "torch-export"]
@@ -67,6 +79,8 @@ class Exported:
     largest_output: float | None
     #: The share of ``largest_output`` that ``max_difference`` may reach.
     tolerance: float
+    #: How many weights are stored in which type of few bits: ``INT4``, ``INT8`` or ``FP16``.
+    packed: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -83,6 +97,7 @@ def export(
     tolerance: float | None = None,
     opset: int | None = None,
     check: bool = True,
+    pack: bool = True,
 ) -> Exported:
     """Write ``model`` to the file ``path`` and check that the file computes what the model computes.
 
@@ -100,8 +115,11 @@ def export(
         tolerance: The largest difference allowed, as a share of the largest value of each output; by default it
             depends on the precision of the model, 1e-4 for float32, and is up to ten times larger if the model itself
             rounds that badly.
-        opset: The version of ONNX operators; 20 by default.
+        opset: The version of ONNX operators; by default 20, or 21 if a weight of the model has four bits or fewer.
         check: Compare file and model. False writes the file unchecked.
+        pack: Store weights of few bits in ONNX files as integers of eight bits, or of four with operators of version
+            21, and those in half precision as such. Runtimes make them single when they open the file. False
+            stores all weights in the precision of the model, as ``"torch-export"`` does anyway.
 
     >>> import tempfile
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
@@ -120,7 +138,9 @@ def export(
             "got {tolerance}; give a share of the largest output, such as 1e-4", parameters=(f"tolerance={tolerance}",)
         )
     if isinstance(model, OnnxNetwork):
-        return _export_graph(model, target, example, format=format, tolerance=tolerance, opset=opset, check=check)
+        return _export_graph(
+            model, target, example, format=format, tolerance=tolerance, opset=opset, check=check, pack=pack
+        )
     if example is None:
         raise InputError("pass {example}, a batch of inputs that the model accepts", parameters=("example",))
     inputs = input_of(example, None, 0)
@@ -128,8 +148,12 @@ def export(
         raise InputError("only models with one tensor as their input can be exported; the example is a list of images")
     if not len(inputs):
         raise InputError(f"the example has shape {tuple(inputs.shape)} and no sample in it; give at least one")
+    grids: dict[str, FewBits] = {}
+    version = opset or _OPSET
     if format == "onnx":
         _check_onnx(model, runtime=check)
+        grids = weights_of_few_bits(model) if pack else {}
+        version = opset or (INT4_OPSET if any(few.bits <= 4 for few in grids.values()) and runs_int4() else _OPSET)
     write = _write_onnx if format == "onnx" else _write_program
     home = device_of(model)
     device = None if home is None or home.type == "cpu" else "cpu"
@@ -142,7 +166,7 @@ def export(
         with whole_file(target) as partial:
             try:
                 with _quiet():
-                    write(model, sample, partial, dynamic_batch, opset or _OPSET)
+                    packed = write(model, sample, partial, dynamic_batch, version, grids)
             except (TensigmaError, OSError):  # OSError: the disk, not the model
                 raise
             except Exception as error:
@@ -160,12 +184,13 @@ def export(
         path=target,
         format=format,
         bytes=n_bytes,
-        opset=(opset or _OPSET) if format == "onnx" else None,
+        opset=version if format == "onnx" else None,
         dynamic_batch=dynamic_batch,
         batches=tried,
         max_difference=difference,
         largest_output=largest,
         tolerance=share,
+        packed=packed,
     )
 
 
@@ -178,6 +203,7 @@ def _export_graph(
     tolerance: float | None,
     opset: int | None,
     check: bool,
+    pack: bool,
 ) -> Exported:
     if format != "onnx":
         raise InputError(
@@ -199,6 +225,7 @@ def _export_graph(
         share=share,
         most=share if tolerance else 10 * share,
         check=check,
+        pack=pack,
     )
     return Exported(
         path=target,
@@ -210,6 +237,7 @@ def _export_graph(
         max_difference=written.max_difference,
         largest_output=written.largest_output,
         tolerance=share,
+        packed=few_bits_in(onnx_module("onnx").load(target, load_external_data=False)),
     )
 
 
@@ -227,7 +255,9 @@ def _check_onnx(model: nn.Module, *, runtime: bool) -> None:
         onnx_module(name)
 
 
-def _write_onnx(model: nn.Module, x: Tensor, file: Path, dynamic_batch: bool, opset: int) -> None:
+def _write_onnx(
+    model: nn.Module, x: Tensor, file: Path, dynamic_batch: bool, opset: int, grids: Mapping[str, FewBits]
+) -> dict[str, int]:
     onnx = onnx_module("onnx")
     onnx_module("onnxscript")
     answer = model(x)
@@ -247,7 +277,9 @@ def _write_onnx(model: nn.Module, x: Tensor, file: Path, dynamic_batch: bool, op
     clean(proto)
     if isinstance(answer, Mapping):
         rename_outputs(proto.graph, names)
+    pack_(proto, grids, int4=takes_int4(proto, opset))
     onnx.save_model(proto, file)
+    return few_bits_in(proto)
 
 
 def clean(proto: Any) -> None:
@@ -262,7 +294,9 @@ def clean(proto: Any) -> None:
     proto.opset_import.extend(versions)
 
 
-def _write_program(model: nn.Module, x: Tensor, file: Path, dynamic_batch: bool, opset: int) -> None:
+def _write_program(
+    model: nn.Module, x: Tensor, file: Path, dynamic_batch: bool, opset: int, grids: Mapping[str, FewBits]
+) -> dict[str, int]:
     shapes = ({0: torch.export.Dim("batch")},) if dynamic_batch else None
     program = torch.export.export(model, (x,), dynamic_shapes=shapes)
     # In memory first: torch ends the whole process if it meets a full disk.
@@ -270,6 +304,7 @@ def _write_program(model: nn.Module, x: Tensor, file: Path, dynamic_batch: bool,
     torch.export.save(program, content)
     with file.open("wb") as stream:
         stream.write(content.getbuffer())
+    return {}
 
 
 def read_exported(file: Path, format: ExportFormat) -> nn.Module:

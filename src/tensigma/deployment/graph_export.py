@@ -24,7 +24,7 @@ class WrittenGraph:
 
 
 def write_back(
-    network: OnnxNetwork, target: Path, inputs: Tensor | None, *, share: float, most: float, check: bool
+    network: OnnxNetwork, target: Path, inputs: Tensor | None, *, share: float, most: float, check: bool, pack: bool
 ) -> WrittenGraph:
     """Write ``network`` into the graph it came from; without ``check`` the file is only seen to be valid ONNX.
 
@@ -32,7 +32,7 @@ def write_back(
     """
     x = network.example() if inputs is None else inputs.detach().cpu()
     if not check:
-        write_graph(network, target)
+        write_graph(network, target, pack=pack)
         return WrittenGraph((), None, None)
     if x is None:
         raise InputError(
@@ -51,4 +51,4 @@ def write_back(
         with borrowed(network, None if home is None or home.type == "cpu" else "cpu"), torch.no_grad():
             return parity(network, written, x, sizes, share, most)
 
-    return WrittenGraph(sizes, *write_graph(network, target, compare))
+    return WrittenGraph(sizes, *write_graph(network, target, compare, pack=pack))

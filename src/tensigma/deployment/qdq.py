@@ -5,21 +5,26 @@ from __future__ import annotations
 import logging
 import platform
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from tensigma.deployment.exporting import clean
+from tensigma.deployment.graph_packing import matching, stored_weights
+from tensigma.deployment.ranges import Ranges
 from tensigma.errors import ExportError, InputError
-from tensigma.graphs import OnnxModel, onnx_module
+from tensigma.graphs import FewBits, OnnxModel, onnx_module
 
 #: Instructions that add up products of 8-bit numbers in 32 bits. Without them sums overflow 16 bits.
 _VNNI = {"avx512_vnni", "avx_vnni"}
+#: Operators of earlier versions are converted first.
+_QUANTISABLE = 10
+#: The axis of a weight that holds the outputs.
+_CHANNELS = {"Conv": 0, "MatMul": 1}
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 
 
@@ -45,53 +50,101 @@ def check_half(name: str, largest: float) -> None:
         raise InputError(f"{name} reaches {largest:.3g}; half precision ends at {_LARGEST_HALF:g}")
 
 
-def write_qdq(
-    source: Path,
-    target: Path,
-    inputs: Sequence[Tensor],
-    *,
-    reduce_range: bool,
-    fixed: Mapping[str, np.ndarray] | None = None,
-) -> None:
-    """Quantise the ONNX file ``source``: activations in uint8 by their range on ``inputs``, weights in int8 by channel.
-
-    ``fixed`` are the values of other inputs, if it has any.
-
-    Operators are fused and shapes inferred first, in a file beside ``target``.
-    """
-    quantization = onnx_module("onnxruntime.quantization")
+def prepare(source: Path, folder: Path) -> Any:
+    """The model in the file ``source`` with operators fused and the shapes of its tensors inferred."""
     preparing = onnx_module("onnxruntime.quantization.shape_inference")
     onnx = onnx_module("onnx")
-
-    opened = OnnxModel(source, fixed=fixed)
-    pieces = iter([piece for x in inputs for piece in opened.feeds(x)])
-
-    class Reader(quantization.CalibrationDataReader):  # type: ignore[name-defined]
-        def get_next(self) -> dict[str, np.ndarray] | None:
-            return next(pieces, None)
-
-    prepared = target.with_name("prepared.onnx")
+    file = folder / "prepared.onnx"
     try:
         with _quiet():
             # Symbolic inference is for transformers; plain inference knows every operator of a CNN.
-            preparing.quant_pre_process(source, prepared, skip_symbolic_shape=True)
-            quantization.quantize_static(
-                prepared,
-                target,
-                Reader(),
-                quant_format=quantization.QuantFormat.QDQ,
+            preparing.quant_pre_process(source, file, skip_symbolic_shape=True)
+            proto = onnx.load(file)
+            if _opset(proto) < _QUANTISABLE:
+                proto = onnx.version_converter.convert_version(proto, _QUANTISABLE + 1)
+            return onnx.shape_inference.infer_shapes(proto)
+    except Exception as error:
+        raise _refused(error) from error
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _opset(proto: Any) -> int:
+    return next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 1)
+
+
+def write_qdq(
+    proto: Any, target: Path, ranges: Ranges, *, reduce_range: bool, weights: Mapping[str, FewBits] | None = None
+) -> int:
+    """Quantise a model from :func:`prepare`: activations in uint8 by these ranges, weights in int8 by channel.
+
+    Weights that are integers of few bits keep their integers, if there is one scale for each channel and they fit.
+    Returns how many do.
+    """
+    quantization = onnx_module("onnxruntime.quantization")
+    calibration = onnx_module("onnxruntime.quantization.calibrate")
+    registry = onnx_module("onnxruntime.quantization.registry")
+    quantizers = onnx_module("onnxruntime.quantization.qdq_quantizer")
+    onnx = onnx_module("onnx")
+    model = onnx.ModelProto()
+    model.CopyFrom(proto)
+    limits = {name: tuple(np.array(end, np.float32) for end in ends) for name, ends in ranges.items()}
+    kept = _kept_scales(proto, weights or {}, 64 if reduce_range else 127)
+    channels = {
+        name: [{"axis": axis, "scale": scale, "zero_point": 0} for scale in scales]
+        for name, (axis, scales) in kept.items()
+    }
+    try:
+        with _quiet():
+            quantizer = quantizers.QDQQuantizer(
+                model,
                 per_channel=True,
                 reduce_range=reduce_range,
-                activation_type=quantization.QuantType.QUInt8,
-                weight_type=quantization.QuantType.QInt8,
+                weight_qType=quantization.QuantType.QInt8,
+                activation_qType=quantization.QuantType.QUInt8,
+                tensors_range=calibration.TensorsData(quantization.CalibrationMethod.MinMax, limits),
+                nodes_to_quantize=[],
+                nodes_to_exclude=[],
+                op_types_to_quantize=sorted({*registry.QLinearOpsRegistry, *registry.QDQRegistry}),
+                extra_options={"TensorQuantOverrides": channels},
             )
+            quantizer.quantize_model()
+            quantizer.model.topological_sort()
+            quantised = quantizer.model.model
     except Exception as error:
-        raise ExportError(f"ONNX Runtime cannot quantise this model: {type(error).__name__}: {error}") from error
-    finally:
-        prepared.unlink(missing_ok=True)
-    proto = onnx.load(target)
-    clean(proto)
-    onnx.save_model(proto, target)
+        raise _refused(error) from error
+    clean(quantised)
+    onnx.save_model(quantised, target)
+    return len(kept)
+
+
+def _kept_scales(proto: Any, weights: Mapping[str, FewBits], largest: int) -> dict[str, tuple[int, list[np.ndarray]]]:
+    """The weights in a model that keep their integers: the axis of their channels, and a scale for each."""
+    # Axis of the outputs, which have scales in ONNX Runtime. Those of a transposed convolution are not ours.
+    axes = {node.input[1]: _CHANNELS[node.op_type] for node in proto.graph.node if node.op_type in _CHANNELS}
+    gemms = [node for node in proto.graph.node if node.op_type == "Gemm"]
+    axes |= {node.input[1]: 0 if any(a.name == "transB" and a.i for a in node.attribute) else 1 for node in gemms}
+    integers = {name: few for name, few in weights.items() if few.bits <= 8 and few.scales.shape[1] == 1}
+    kept = {}
+    for tensor, array in stored_weights(proto):
+        match = matching(tensor.name, array, integers) if tensor.name in axes else None
+        if match is None or axes[tensor.name] != int(match[1]):
+            continue
+        few = match[0]
+        # A negative factor turns the signs of integers around.
+        if np.abs(few.values.astype(int)).max() > largest:
+            continue
+        scales = np.abs(few.scales.reshape(-1))
+        if not scales.any():
+            continue
+        # Channels that are 0 take any scale; that of their bias depends on it.
+        scales = np.where(scales > 0, scales, scales[scales > 0].mean()).astype(np.float32)
+        kept[tensor.name] = (axes[tensor.name], list(scales))
+    return kept
+
+
+def _refused(error: Exception) -> ExportError:
+    return ExportError(f"ONNX Runtime cannot quantise this model: {type(error).__name__}: {error}")
 
 
 def with_half_weights(source: Path, target: Path) -> None:

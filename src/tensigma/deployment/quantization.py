@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,15 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tensigma.deployment.archive import save
+from tensigma.deployment.archive import plain_bytes, save, stored_bytes
 from tensigma.deployment.equalisation import equalise as equalised
 from tensigma.deployment.exporting import export
+from tensigma.deployment.graph_packing import weights_of_few_bits
+from tensigma.deployment.int8 import Int8File, relative_error, write_int8
 from tensigma.deployment.measuring import file_size
-from tensigma.deployment.qdq import check_half, needs_reduced_range, with_half_weights, write_qdq
+from tensigma.deployment.qdq import check_half, needs_reduced_range, with_half_weights
+from tensigma.deployment.ranges import RULES, RangeRule
 from tensigma.errors import InputError
 from tensigma.evaluation import Evaluation, compare, size_of
 from tensigma.files import whole_file
 from tensigma.graphs import OnnxModel, OnnxNetwork, onnx_module
+from tensigma.layers import find_compressed
 from tensigma.running import (
     Batch,
     Batches,
@@ -32,9 +35,7 @@ from tensigma.running import (
     borrowed,
     copied,
     first_answers,
-    leaves,
     mapped,
-    run,
     taken,
 )
 
@@ -52,14 +53,15 @@ class Quantized:
     >>> model, batches = torch.nn.Linear(4, 3), [torch.randn(8, 4, generator=torch.Generator().manual_seed(0))]
     >>> with tempfile.TemporaryDirectory() as place:
     ...     half = ts.quantize(model, f"{place}/half", batches, precision="fp16", latency=False)
-    >>> half.form, half.samples, half.before.size.bytes, half.after.size.bytes, half.error < 1e-3
-    ('archive', 0, 60, 30, True)
+    >>> half.form, half.samples, half.before.size.bytes - half.after.size.bytes, half.error < 1e-3
+    ('archive', 0, 30, True)
     """
 
     path: Path
     precision: str
     #: "onnx", or "archive" for a folder that :func:`tensigma.load` reads.
     form: str
+    #: Bytes of the file, or of the weights in the folder, on disk; those of the models beside it are files too.
     bytes: int
     #: Samples that ranges were measured on; 0 for fp16, which needs none.
     samples: int
@@ -69,6 +71,10 @@ class Quantized:
     #: Relative error of the output on the calibration samples, √(Σ|Δy|² ÷ Σ|y|²); of several outputs, the
     #: worst.
     error: float
+    #: The rule by which the ranges of activations were chosen; None for fp16, which has none.
+    ranges: str | None = None
+    #: How many weights of few bits kept their integers.
+    kept: int = 0
     #: The model before, in single precision, and after.
     before: Evaluation
     after: Evaluation
@@ -90,6 +96,7 @@ def quantize(
     original: nn.Module | None = None,
     equalise: bool = True,
     reduce_range: bool | None = None,
+    ranges: RangeRule | Literal["auto"] = "auto",
     max_samples: int = 256,
     latency: bool = True,
     latency_batch: int = 1,
@@ -111,9 +118,13 @@ def quantize(
             computation in thirty-two.
         data: Batches to measure accuracy and agreement on; by default the samples used from ``batches``.
         original: The model before compression, to measure agreement with; by default ``model``.
-        equalise: Equalise the channels between factors before INT8; the function stays the same.
+        equalise: Equalise the channels between factors before INT8; the function stays the same. Weights of few bits
+            keep their integers only without it, so both are tried if a compressed model has such weights.
         reduce_range: Seven bits for weights, so that CPUs without VNNI instructions do not overflow; by default, if
             this one lacks them.
+        ranges: Where activations are clipped for INT8: ``"minmax"``, nowhere; ``"mse"``, at the least mean square error
+            of each tensor; ``"p99.999"``, ``"p99.99"`` or ``"p99.9"``, outside the middle share of its values in per
+            cent. By default the one of these whose answers are closest to those of the model on up to 128 inputs.
         max_samples: Inputs to measure ranges on.
         latency: Measure time too, on one thread and in turns, ``rounds`` passes over ``latency_batch`` inputs.
         answers: What the model answers, as :func:`tensigma.evaluate` takes it; by default it is guessed.
@@ -127,6 +138,8 @@ def quantize(
     """
     if precision not in PRECISIONS:
         raise InputError(f"got precision={precision!r}; choose one of {', '.join(PRECISIONS)}")
+    if ranges not in ("auto", *RULES):
+        raise InputError(f"got ranges={ranges!r}; choose one of auto, {', '.join(RULES)}")
     if max_samples < 1:
         raise InputError(f"got max_samples={max_samples}; ranges need at least one sample")
     target = Path(path)
@@ -151,6 +164,7 @@ def quantize(
     with torch.inference_mode(), borrowed(judged):
         first = Batch(0, inputs[0], None if samples[0][1] is None else samples[0])
         reading = first_answers(judged, first, answers)[1]
+    chosen: Int8File | None = None
     with tempfile.TemporaryDirectory(prefix="tensigma-") as scratch:
         models: dict[str, nn.Module] = {}
         sizes = {"before": size_of(model, taken(inputs[0], slice(1)))}
@@ -161,10 +175,19 @@ def quantize(
             models = {"before": model, "after": copied(half).float()}
             if original is not None:
                 models["original"] = original
-            sizes["after"] = size_of(half)
+            save(half, Path(scratch) / "after")
+            sizes = {name: replace(size, bytes=plain_bytes(models[name])) for name, size in sizes.items()}
+            sizes["after"] = replace(size_of(half), bytes=stored_bytes(Path(scratch) / "after"))
         else:
-            files = _write_onnx(
-                model, original, inputs, Path(scratch), precision=precision, equal=equal, reduce_range=reduced
+            files, chosen, equal = _write_onnx(
+                model,
+                original,
+                inputs,
+                Path(scratch),
+                precision=precision,
+                equal=equal,
+                reduce_range=reduced,
+                rules=RULES if ranges == "auto" else (ranges,),
             )
             models = {name: OnnxModel(file, fixed=_fixed(model)) for name, file in files.items()}
             sizes = {name: file_size(sizes.get(name, sizes["before"]), file) for name, file in files.items()}
@@ -180,7 +203,7 @@ def quantize(
             answers=reading,
             progress=progress,
         )
-        error = _error(models["before"], models["after"], inputs)
+        error = relative_error(models["before"], models["after"], inputs)
         if form == "archive":
             save(half, target, force=force)
         else:
@@ -196,6 +219,8 @@ def quantize(
         equalised=equal,
         reduce_range=reduced,
         error=error,
+        ranges=None if chosen is None else chosen.rule,
+        kept=0 if chosen is None else chosen.kept,
         before=figures["before"],
         after=figures["after"],
         original=figures.get("original"),
@@ -211,20 +236,41 @@ def _write_onnx(
     precision: Precision,
     equal: bool,
     reduce_range: bool,
-) -> dict[str, Path]:
-    """ONNX files of the model before and after quantization, and of the original if there is one."""
+    rules: Sequence[RangeRule],
+) -> tuple[dict[str, Path], Int8File | None, bool]:
+    """ONNX files of the model before and after quantization, and of the original if there is one.
+
+    Beside them, how ranges were chosen for INT8, and whether channels were equalised.
+    """
     single = _single(model)
     files = {"before": folder / "before.onnx", "after": folder / "after.onnx"}
-    # Equalising changes nothing in single precision, so the equalised file serves as "before" too.
-    export(equalised(single, inputs, max_samples=None) if equal else single, files["before"], inputs[0])
+    chosen = None
     if precision == "fp16":
+        export(single, files["before"], inputs[0], pack=False)
         with_half_weights(files["before"], files["after"])
     else:
-        write_qdq(files["before"], files["after"], inputs, reduce_range=reduce_range, fixed=_fixed(model))
+        weights = weights_of_few_bits(single)
+        # Equalising changes nothing in single precision, so an equalised file serves as "before" too. It takes weights
+        # off their grids; only trying tells what is worse.
+        variants = [False, True] if equal and weights and find_compressed(single) else [equal]
+        sources = {folder / f"before-{number}.onnx": equalise for number, equalise in enumerate(variants)}
+        for file, equalise in sources.items():
+            export(equalised(single, inputs, max_samples=None) if equalise else single, file, inputs[0], pack=False)
+        chosen = write_int8(
+            list(sources),
+            files["after"],
+            inputs,
+            rules=rules,
+            reduce_range=reduce_range,
+            weights=weights,
+            fixed=_fixed(model),
+        )
+        files["before"] = chosen.source
+        equal = sources[chosen.source]
     if original is not None:
         files["original"] = folder / "original.onnx"
-        export(_single(original), files["original"], inputs[0])
-    return files
+        export(_single(original), files["original"], inputs[0], pack=False)
+    return files, chosen, equal
 
 
 def _fixed(model: nn.Module) -> Mapping[str, np.ndarray] | None:
@@ -266,18 +312,3 @@ def _halved(model: nn.Module) -> nn.Module:
         if tensor.is_floating_point() and tensor.numel():
             check_half(name, float(tensor.abs().max()))
     return copied(model).half()
-
-
-@torch.inference_mode()
-def _error(before: nn.Module, after: nn.Module, inputs: list[Any]) -> float:
-    """Relative error of the output; of several, the worst."""
-    error_energy: dict[int, float] = defaultdict(float)
-    energy: dict[int, float] = defaultdict(float)
-    with borrowed(before), borrowed(after):
-        for number, x in enumerate(inputs):
-            outputs = (leaves(run(model, Batch(number, x, None))).values() for model in (before, after))
-            for index, pair in enumerate(zip(*outputs, strict=True)):
-                expected, actual = (tensor.double().cpu() for tensor in pair)
-                error_energy[index] += float((expected - actual).square().sum())
-                energy[index] += float(expected.square().sum())
-    return max(((error_energy[index] / energy[index]) ** 0.5 for index in energy if energy[index]), default=0.0)

@@ -18,14 +18,16 @@ from tensigma.graphs.writing import to_proto
 _LARGEST = 2**31 - 2**20
 
 
-def write_graph(network: OnnxNetwork, target: Path, check: Callable[[Path], Any] | None = None) -> Any:
+def write_graph(
+    network: OnnxNetwork, target: Path, check: Callable[[Path], Any] | None = None, *, pack: bool = True
+) -> Any:
     """Write ``network`` to the file ``target``; returns what ``check`` returns for the new file.
 
     Weights go to a file beside it if the original's did, or if one file cannot hold them. If the checker or ``check``
-    raises, what was there before stays.
+    raises, what was there before stays. With ``pack``, weights of few bits take few bits.
     """
     onnx = onnx_module("onnx")
-    proto = to_proto(network)
+    proto = to_proto(network, pack=pack)
     source = network.source
     weights = f"{target.name}.data"
     outside = source.has_external_weights or proto.ByteSize() > _LARGEST

@@ -56,6 +56,12 @@ class Source:
         """Whether weights are in files beside this one."""
         return any(True for _ in external_tensors(self.model))
 
+    @property
+    def n_bytes(self) -> int:
+        """The size of the file, weights in files beside it included."""
+        files = [self.path, *(self.folder / place for place in external_files(self.model))]
+        return sum(file.stat().st_size for file in files)
+
     @cached_property
     def initializers(self) -> dict[str, Any]:
         """The stored tensors by name."""

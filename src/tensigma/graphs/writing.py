@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from tensigma.errors import ExportError
+from tensigma.graphs.few_bits import FewBits, takes_int4
 from tensigma.graphs.layer_nodes import LayerNode, weights_of
 from tensigma.graphs.network import OnnxNetwork
 from tensigma.graphs.packages import onnx_module
 from tensigma.graphs.source import reads
-from tensigma.layers import TARGETS, Geometry
+from tensigma.layers import TARGETS, Geometry, grid_of
 
 #: From this version on, stored tensors need not be listed among the inputs.
 _FREE_INITIALIZERS = 4
@@ -23,16 +24,16 @@ _FREE_INITIALIZERS = 4
 _GEMM_WITHOUT_BIAS = 11
 
 
-def to_proto(network: OnnxNetwork) -> Any:
+def to_proto(network: OnnxNetwork, *, pack: bool = True) -> Any:
     """The graph of the file with the layers of ``network`` in it.
 
     Inputs, outputs, names, versions and metadata are those of the file. Only layers that were replaced, or whose
-    weights were changed, have other nodes.
+    weights were changed, have other nodes. With ``pack``, their weights of few bits take few bits.
     """
     onnx = onnx_module("onnx")
     proto = onnx.ModelProto()
     proto.CopyFrom(network.source.model)
-    writer = _Writer(network, proto)
+    writer = _Writer(network, proto, pack=pack)
     for name, layer in network.layers.items():
         module = network.get_submodule(name)
         if not _is_unchanged(network, layer, module):
@@ -70,14 +71,16 @@ def _stages(name: str, module: nn.Module) -> dict[str, nn.Module]:
 class _Writer:
     """Puts layers into a copy of the graph."""
 
-    def __init__(self, network: OnnxNetwork, proto: Any) -> None:
+    def __init__(self, network: OnnxNetwork, proto: Any, *, pack: bool) -> None:
         self.network, self.proto, self.graph = network, proto, proto.graph
+        self._pack, self._int4 = pack, pack and takes_int4(proto, network.source.opset)
         self.onnx = onnx_module("onnx")
         self._nodes = list(self.graph.node)
         # By output: the copy has other node objects than the file, and their names may be missing or used twice.
         self._place = {output: index for index, node in enumerate(self._nodes) for output in node.output if output}
         self._instead: dict[int, list[Any]] = {}
         self._stored: list[Any] = []
+        self._unpacking: list[Any] = []
         self._names = {name for node in self._nodes for name in (*node.input, *node.output)}
         self._names |= {value.name for value in (*self.graph.input, *self.graph.initializer)}
         self._freed: set[str] = set()
@@ -109,7 +112,7 @@ class _Writer:
         pads: dict[str, Any],
     ) -> list[Any]:
         geometry = Geometry.of(module)
-        inputs = [x, self._store(f"{label}.weight", module.weight)]
+        inputs = [x, self._store_weight(label, module)]
         if bias is not None:
             inputs.append(self._store(f"{label}.bias", bias))
         settings = {
@@ -141,11 +144,11 @@ class _Writer:
         if layer.node.op_type == "Gemm":
             if bias is None and self.network.source.opset < _GEMM_WITHOUT_BIAS:
                 bias = weight.new_zeros(len(weight))
-            inputs = [x, self._store(f"{label}.weight", weight)]
+            inputs = [x, self._store_weight(label, module)]
             inputs += [] if bias is None else [self._store(f"{label}.bias", bias)]
             return [make("Gemm", inputs, [y], name=title, transB=1)]
         product = y if bias is None else self._new(f"{y}/product")
-        nodes = [make("MatMul", [x, self._store(f"{label}.weight", weight.T)], [product], name=title)]
+        nodes = [make("MatMul", [x, self._store_weight(label, module, transposed=True)], [product], name=title)]
         if bias is not None:
             nodes.append(make("Add", [product, self._store(f"{label}.bias", bias)], [y], name=f"{title}/bias"))
         return nodes
@@ -178,6 +181,7 @@ class _Writer:
     def finish(self) -> None:
         """Put the new nodes in place, and leave out what nothing reads any more."""
         nodes = [new for index, node in enumerate(self._nodes) for new in self._instead.get(index, [node])]
+        nodes = self._unpacking + nodes
         if self.proto.ir_version < _FREE_INITIALIZERS:
             constants = [
                 self.onnx.helper.make_node("Constant", [], [tensor.name], name=tensor.name, value=tensor)
@@ -212,6 +216,18 @@ class _Writer:
                 if stored[index].name in unread and stored[index].name in self.network.source.initializers:
                     del stored[index]
         return nodes
+
+    def _store_weight(self, label: str, module: nn.Module, *, transposed: bool = False) -> str:
+        weight, grid = module.weight, grid_of(module) if self._pack else None
+        assert isinstance(weight, Tensor)
+        if grid is None:
+            return self._store(f"{label}.weight", weight.T if transposed else weight)
+        name = self._new(f"{label}.weight")
+        few = FewBits.of(weight, grid)
+        tensors, nodes, _ = few.written(name, self._new, int4=self._int4, transposed=transposed)
+        self._stored += tensors
+        self._unpacking += nodes
+        return name
 
     def _store(self, name: str, tensor: Any) -> str:
         stored = self._new(name)
