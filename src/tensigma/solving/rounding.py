@@ -73,9 +73,7 @@ def rounding_error(weight: Tensor, kernels: Sequence[Tensor] | None, metric: Met
     return _lost(chain, weight.float(), metric.to(weight.float())) / energy if energy > 0 else 0.0
 
 
-def rounded_chain(
-    stages: Sequence[Stage], target: Tensor, metric: Metric, bits: Sequence[int]
-) -> list[RoundedStage]:
+def rounded_chain(stages: Sequence[Stage], target: Tensor, metric: Metric, bits: Sequence[int]) -> list[RoundedStage]:
     """The stages of one kernel on grids, each of ``bits`` bits, close to ``target`` under ``metric``.
 
     Never worse under the metric than with every stage rounded to the nearest integers on its own.
