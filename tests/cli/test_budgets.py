@@ -34,6 +34,21 @@ def test_time(run, run_json, stats: Path, weights: Path) -> None:
     assert any(Path("cache").iterdir())
 
 
+def test_bytes_and_multiply_adds(run, run_json, stats: Path, weights: Path) -> None:
+    common = (MODEL, "--weights", weights, "--stats", stats, *SVD)
+    result = run("plan", *common, "--budget", "bytes=0.3,macs=0.9", "--bits", "4,8", "--out", "plan.json")
+    assert "times fewer bytes" in result.stdout
+    plan = ts.Plan.load("plan.json")
+    assert plan.after.bytes <= 0.3 * plan.before.bytes
+    assert plan.after.macs <= 0.9 * plan.before.macs
+    assert {entry.bits for entry in plan.values()} <= {4, 8, None}
+    found = run_json("plan", *common, "--budget", "bytes=0.5")
+    assert found["bytes"][1] <= 0.5 * found["bytes"][0]
+    assert "--budget bytes=X" in run("plan", *common, "--budget", "macs=0.9", "--bits", "4", code=2).stderr
+    assert "two budgets of macs" in run("plan", *common, "--budget", "macs=0.9,macs=0.8", code=2).stderr
+    assert "cannot be combined" in run("plan", *common, "--budget", "drop=0.1,macs=0.8", code=2).stderr
+
+
 def test_layers_weighed_by_what_they_do(run, run_json, stats: Path, weights: Path) -> None:
     common = ("plan", MODEL, "--weights", weights, "--budget", "params=0.6", *SVD)
     result = run(*common, "--data", DATA, "--out", "plan.json")

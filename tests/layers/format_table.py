@@ -14,6 +14,7 @@ from torch import Tensor
 from cases import DEPTHWISE, GEOMETRIES, LayerCase
 from tensigma.layers import (
     CPFormat,
+    DenseFormat,
     Format,
     Geometry,
     SpatialSVDFormat,
@@ -22,7 +23,15 @@ from tensigma.layers import (
     Tucker2Format,
     axis_groups,
 )
-from tensigma.linalg import CPFactors, Factors, SpatialSVDFactors, SVDFactors, TensorTrainFactors, Tucker2Factors
+from tensigma.linalg import (
+    CPFactors,
+    DenseFactors,
+    Factors,
+    SpatialSVDFactors,
+    SVDFactors,
+    TensorTrainFactors,
+    Tucker2Factors,
+)
 
 Draw = Callable[..., Tensor]
 
@@ -35,8 +44,10 @@ class FormatRow:
     format: Format
     #: Takes a function that draws a random tensor of some shape, and the shape of the kernel.
     draw_factors: Callable[[Draw, int, int, tuple[int, ...]], Factors]
-    #: Written here a second time, apart from ``why_not``. Depthwise convolutions are refused by all.
+    #: Written here a second time, apart from ``why_not``.
     accepts: Callable[[Geometry], bool]
+    #: Depthwise convolutions are refused by all decompositions.
+    accepts_depthwise: bool = False
 
     def factors(self, geometry: Geometry, seed: int = 0) -> tuple[Factors, ...]:
         """Random factors in float64, one set for each group."""
@@ -101,6 +112,13 @@ TABLE = [
         lambda draw, t, s, taps: TensorTrainFactors(draw(t, 4), draw(4, 3, taps[1]), draw(3, 2, taps[0]), draw(s, 2)),
         accepts=_two_axes,
     ),
+    FormatRow(
+        "dense",
+        DenseFormat(),
+        lambda draw, t, s, taps: DenseFactors(draw(t, s, *taps)),
+        accepts=lambda geometry: True,
+        accepts_depthwise=True,
+    ),
 ]
 ROWS = [pytest.param(row, id=row.id) for row in TABLE]
 
@@ -114,8 +132,14 @@ def _pairs(cases: Iterable[Any], keep: Callable[[FormatRow, Geometry], bool]) ->
 
 
 #: Every layer with every format that accepts it, and with every format that refuses it, as (case, row).
-ACCEPTED = _pairs(GEOMETRIES, lambda row, geometry: row.accepts(geometry))
-REFUSED = _pairs(GEOMETRIES, lambda row, geometry: not row.accepts(geometry)) + _pairs(DEPTHWISE, lambda *_: True)
+ACCEPTED = [
+    *_pairs(GEOMETRIES, lambda row, geometry: row.accepts(geometry)),
+    *_pairs(DEPTHWISE, lambda row, _: row.accepts_depthwise),
+]
+REFUSED = [
+    *_pairs(GEOMETRIES, lambda row, geometry: not row.accepts(geometry)),
+    *_pairs(DEPTHWISE, lambda row, _: not row.accepts_depthwise),
+]
 
 
 def case_of(id: str) -> LayerCase:

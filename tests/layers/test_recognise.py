@@ -60,7 +60,9 @@ def test_layers_that_are_missing_or_changed_are_noticed(row: FormatRow) -> None:
     for changed in stages:
         for other in (nn.ReLU(), nn.Conv2d(5, 5, 3), nn.Conv1d(5, 5, 1), nn.Linear(5, 5)):
             modules = {name: stage.to_module() for name, stage in stages.items()} | {changed: other}
-            assert recognise(named(**modules)) is None
+            found = recognise(named(**modules))
+            # A layer that is only rounded has no other layers to contradict it.
+            assert found is None or (len(stages) == 1 and found.geometry == Geometry.of(other))
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,25 @@ def test_far_better_than_nearest_where_inputs_are_correlated():
     assert Rounding(3).fit(weight, metric).error < 0.5 * error_of_nearest(weight, metric, 3)
 
 
+def test_the_size_of_an_output_changes_no_integer(seed):
+    """So BatchNorm, which scales outputs, may be folded into the weights before rounding or not."""
+    weight, metric = problems.kernel((6, 4, 3, 3), seed), problems.metric(36, seed)
+    sizes = 2.0 ** torch.arange(-3, 3).reshape(6, 1, 1, 1)
+    plain, scaled = (Rounding(3).fit(kernel, metric).factors for kernel in (weight, sizes * weight))
+    assert torch.equal(plain.integers, scaled.integers)
+    torch.testing.assert_close(plain.scales * sizes.flatten(1), scaled.scales)
+
+
+def test_scales_of_half_precision_cost_next_to_nothing(seed):
+    weight, metric = problems.kernel((6, 4, 3, 3), seed), problems.metric(36, seed)
+    halves = Rounding(4, half_scales=True).fit(weight, metric)
+    assert torch.equal(halves.factors.scales.half().to(weight), halves.factors.scales)
+    assert halves.error <= 1.1 * Rounding(4).fit(weight, metric).error
+    # Too small for half precision: the scales stay as they are, and the weights are not lost.
+    tiny = Rounding(4, half_scales=True).fit(1e-9 * weight, metric)
+    assert tiny.error <= 1.1 * halves.error
+
+
 @grids
 def test_integers_stay_on_the_grid(grid, seed):
     weight, metric = problems.kernel((5, 4, 3, 3), seed), problems.metric(36, seed)

@@ -169,7 +169,7 @@ class TestPlans:
         with pytest.raises(InputError, match=r"no plan leaves 0.01 of the [\d,]+ bytes"):
             front.plan(ts.Bytes(0.01) & ts.Macs(0.5))
         least = front.trade(ts.Macs)[0].share
-        with pytest.raises(InputError, match="together: within Macs, .* bytes remain at least|no plan leaves"):
+        with pytest.raises(InputError, match=r"together: within Macs, .* bytes remain at least|no plan leaves"):
             front.plan(ts.Bytes(front.trade(ts.Bytes)[0].share * 1.001) & ts.Macs(least * 1.001))
 
     def test_refinement_would_leave_the_grids(self, plan: Plan, stats: ts.Calibration) -> None:

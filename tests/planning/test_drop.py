@@ -167,7 +167,7 @@ def test_what_cannot_be_searched_is_refused(stats: ts.Calibration) -> None:
         ts.plan(classifier(), stats, budget=ts.Drop(0.1), data=iter(rows(2, seed=1)))
     with pytest.raises(InputError, match="no batches"):
         ts.plan(classifier(), stats, budget=ts.Drop(0.1), data=[])
-    with pytest.raises(InputError, match="the front takes Params, Macs or Latency, got Drop"):
+    with pytest.raises(InputError, match="the front takes Params, Macs, Bytes or Latency, got Drop"):
         ts.plan(classifier(), stats, budget=ts.Params(0.9)).front().plan(ts.Drop(0.1))
 
 

@@ -41,11 +41,12 @@ def put_together(data: dict[str, Any], measure: str, index: int) -> Plan:
     """A plan made from the data alone, as the page makes it."""
     whole = copy.deepcopy(data["plan"])
     for layer, place in zip(data["layers"], data["measures"][measure]["choices"][index], strict=True):
-        method, ranks, params, macs, error = layer["options"][place]
+        method, ranks, params, macs, error, bits, stored = layer["options"][place]
         own = whole["layers"][layer["name"]]
-        own.update(ranks=ranks, error=error if ranks else None, reason=None if ranks else "dense")
+        compressed = ranks is not None
+        own.update(ranks=ranks, bits=bits, error=error if compressed else None, reason=None if compressed else "dense")
         own.update(method=method or own["method"], options=layer["settings"].get(method, {}))
-        own["params"][1], own["macs"][1] = params, macs
+        own["params"][1], own["macs"][1], own["bytes"][1] = params, macs, stored
     return Plan.from_json(whole)
 
 
@@ -85,10 +86,25 @@ def test_the_plan_itself_is_one_of_the_points(plan: Plan, data: dict[str, Any]) 
 
 def test_options_are_written_once_and_only_where_taken(data: dict[str, Any]) -> None:
     for position, layer in enumerate(data["layers"]):
-        rows = [json.dumps(row[:2]) for row in layer["options"]]
+        rows = [json.dumps([*row[:2], row[5]]) for row in layer["options"]]
         assert len(rows) == len(set(rows))
         taken = {row[position] for columns in data["measures"].values() for row in columns["choices"]}
         assert taken == set(range(len(rows)))
+
+
+def test_a_plan_with_bits_has_a_slider_of_bytes() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(32, 10))
+    stats = ts.calibrate(model, [torch.randn(48, 3, 6, 6)])
+    plan = ts.plan(model, stats, budget=ts.Bytes(0.3, bits=(4, 8)), method="svd")
+    found = front_data(plan, n_budgets=4)
+    assert found is not None
+    assert (list(found["measures"]), found["bits"]) == (["params", "macs", "bytes"], [4, 8])
+    columns = found["measures"]["bytes"]
+    for index, share in enumerate(columns["share"]):
+        made = put_together(found, "bytes", index)
+        assert made.after.bytes == columns["bytes"][index] <= share * made.before.bytes
+    made = put_together(found, "bytes", columns["chosen"])
+    assert {name: entry.label for name, entry in made.items()} == {name: e.label for name, e in plan.items()}
 
 
 def test_is_plain_and_small(data: dict[str, Any]) -> None:

@@ -408,7 +408,7 @@ def test_planning_only_looks(stats: ts.Calibration) -> None:
 
 
 def test_every_name_of_the_contract_is_known() -> None:
-    assert {"tucker2", "cp", "cp-joint", "deflation", "svd", "spatial-svd", "tensor-train"} == set(METHODS)
+    assert {"tucker2", "cp", "cp-joint", "deflation", "svd", "spatial-svd", "tensor-train", "dense"} == set(METHODS)
     assert {"centred", "sigma", "frobenius", "fisher", "activation"} == set(NORMS)
 
 

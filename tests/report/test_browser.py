@@ -202,7 +202,7 @@ def test_the_slider_moves_everything(visit, report: Report):
         rows = texts(page, "#choices tbody tr")
         seen.add("\n".join(rows))
         for layer, chosen, row in zip(report.front["layers"], columns["choices"][place], rows, strict=True):
-            method, ranks, params, _, _ = layer["options"][chosen]
+            method, ranks, params, *_ = layer["options"][chosen]
             assert row.startswith(layer["name"])
             assert (f"{method} {' × '.join(map(str, ranks))}" if ranks else "dense") in row
             assert f"{params:,}" in row

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def composed_by_loops(kernels: Sequence[Tensor]) -> Tensor:
-    """The kernel of stages (groups, o, c, h, w) that run one after the other, found by sending impulses through them."""
+    """The kernel of stages (groups, o, c, h, w) that run one after the other, found by sending impulses through."""
     n_in = kernels[0].shape[0] * kernels[0].shape[2]
     height, width = (max(kernel.shape[axis] for kernel in kernels) for axis in (3, 4))
     size_h, size_w = 2 * height - 1, 2 * width - 1

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from solving.reference_rounding import composed_by_loops, loss, quadratic_form
 from torch import Tensor, nn
 
+from solving.reference_rounding import composed_by_loops, loss, quadratic_form
 from tensigma.calibration import LayerStats
 from tensigma.errors import InputError
 from tensigma.layers import HALF, Geometry, cost, grid_of, kernels_of, packed_bytes
@@ -128,7 +128,9 @@ def test_errors_of_a_rounded_layer_are_its_own(name: str, ranks: tuple[int, ...]
             geometry=geometry, method=method, norm=norm_of("centred"), format=method.format(ranks), bits=bits
         )
         solution = solve(treatment, layer, stats)
-        dense = composed([Stage(module.weight.detach().unflatten(0, (module.groups, -1))) for module in solution.modules])  # type: ignore[operator, arg-type]
+        dense = composed(
+            [Stage(module.weight.detach().unflatten(0, (module.groups, -1))) for module in solution.modules]
+        )  # type: ignore[operator, arg-type]
         assert dense is not None
         error = metric.relative_error(kernel, dense)
         assert solution.error == pytest.approx(error, rel=1e-4, abs=1e-5)
@@ -147,9 +149,7 @@ def test_errors_of_a_rounded_layer_are_its_own(name: str, ranks: tuple[int, ...]
 def test_transposed_convolutions_take_half_precision() -> None:
     layer = nn.ConvTranspose2d(4, 6, 2, stride=2)
     geometry, method = Geometry.of(layer), method_of("dense")
-    treatment = Treatment(
-        geometry=geometry, method=method, norm=norm_of("frobenius"), format=method.format(()), bits=4
-    )
+    treatment = Treatment(geometry=geometry, method=method, norm=norm_of("frobenius"), format=method.format(()), bits=4)
     modules = solve(treatment, layer, None).modules
     grid = grid_of(modules[0])
     assert grid is not None

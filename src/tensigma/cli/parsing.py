@@ -71,8 +71,8 @@ def _without_completion(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 @_without_completion
 def parse_budget(text: str) -> ts.planning.Budget:
-    """``params=0.5``, ``params=0.5,at-most=none``, ``macs=40%``, ``bytes=0.125``, ``latency=0.6,runtime=eager,batch=8``,
-    several of these as in ``bytes=0.125,macs=0.5``, or ``drop=1%``.
+    """``params=0.5``, ``params=0.5,at-most=none``, ``macs=40%``, ``bytes=0.125``,
+    ``latency=0.6,runtime=eager,batch=8``, several of these as in ``bytes=0.125,macs=0.5``, or ``drop=1%``.
 
     >>> parse_budget("params=0.5"), parse_budget("macs=40%")
     (Params(share=0.5), Macs(share=0.4))

@@ -97,7 +97,15 @@ def plan_table(plan: ts.Plan) -> Columns:
     if rounds:
         fewer = f"{before.bytes / max(after.bytes, 1):.2f} times fewer bytes"
     rows.append(["whole model", fewer, params, macs, *sizes, "", ""])
-    header = ["layer", "format", ">parameters", ">MACs", *([">bytes"] if rounds else []), ">expected error", "why dense"]
+    header = [
+        "layer",
+        "format",
+        ">parameters",
+        ">MACs",
+        *([">bytes"] if rounds else []),
+        ">expected error",
+        "why dense",
+    ]
     return Columns(header, rows, n_totals=1, remarks=len(header) - 1, marked=1)
 
 

@@ -37,9 +37,7 @@ def count_bytes(model: nn.Module) -> int:
     >>> count_bytes(nn.Linear(10, 5).half())
     110
     """
-    sizes = {
-        id(tensor): tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers())
-    }
+    sizes = {id(tensor): tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers())}
     for module in model.modules():
         packed = packed_bytes(module)
         if packed is not None:

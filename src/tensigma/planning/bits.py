@@ -1,8 +1,8 @@
 """Options with weights of few bits: what rounding adds to the error of each option of a layer.
 
 The errors of cutting ranks and of rounding add up as squares. What rounding adds is measured, not derived: for every
-layer with its kernel as it is, and for one layer of every shape with two sets of ranks of every method, at 4 bits and at
-fewer if they are allowed. Between measured ranks it is interpolated; every bit beyond the fourth divides it by four.
+layer with its kernel as it is, and for one layer of every shape with two sets of ranks of every method, at 4 bits and
+at fewer if they are allowed. Between measured ranks it is interpolated; every bit beyond the fourth divides it by four.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHARES = (0.25, 0.75)
 _ROWS = 32
 # Few steps of a solver: what rounding adds hardly depends on the last per cent.
 _ROUGH = {"max_sweeps": 4, "tol": 1e-2}
-# Shares of parameters, what rounding adds to the squared error there, and for fewer bits the factor by which it adds more.
+# Shares of parameters, what rounding adds to the squared error there, and by which factor fewer bits add more.
 _Points = tuple[list[float], list[float], dict[int, float]]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Iterable
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
@@ -14,7 +13,7 @@ from tensigma.solving import check_bits
 
 
 @dataclass(frozen=True)
-class Budget(ABC):
+class Budget:
     """What the whole model must keep to; subclasses define its meaning.
 
     Budgets of cost are combined by ``&``: a plan then keeps to all of them.

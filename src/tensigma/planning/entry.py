@@ -246,7 +246,9 @@ def _entry(name: str, data: Mapping[str, Any]) -> DenseEntry | CompressedEntry:
     bits = data.get("bits")
     if data["ranks"] is None:
         if bits is not None:
-            raise StoreError("it has bits but no ranks; a layer that is only rounded has the method 'dense' and ranks []")
+            raise StoreError(
+                "it has bits but no ranks; a layer that is only rounded has the method 'dense' and ranks []"
+            )
         reason = data.get("reason") or "left dense in the plan's file"
         return DenseEntry(name=name, geometry=geometry, norm=norm, method=method, reason=reason, **usage)
     if method is None or geometry is None:

@@ -106,7 +106,9 @@ class ParetoFront:
         :class:`~tensigma.Bytes` measures what rounding adds to errors; ``progress`` reports the former.
         """
         if not isinstance(budget, CostBudget | AllOf):
-            raise InputError(f"the front takes Params, Macs, Bytes or Latency, got {budget!r}; use tensigma.plan for it")
+            raise InputError(
+                f"the front takes Params, Macs, Bytes or Latency, got {budget!r}; use tensigma.plan for it"
+            )
         priced = self._priced(budget, reporter(progress))
         chosen = self._chosen(budget, priced)
         entries = [

@@ -69,8 +69,9 @@ def plan(
         model: Any module. It is not changed; with ``data``, copies of it may be compressed for trials.
         stats: Statistics from :func:`tensigma.calibrate`; not needed for ``norm="frobenius"``.
         recipe: Everything below, up to ``answers``, in one object; :class:`~tensigma.Recipe` describes each.
-        budget: One number for the whole model: ``Params(share)``, ``Macs(share)`` or ``Latency(share)`` may remain, or
-            ``Drop(share)`` of its answers may be lost.
+        budget: One number for the whole model: ``Params(share)``, ``Macs(share)``, ``Bytes(share)`` or
+            ``Latency(share)`` may remain, several of them joined by ``&``, or ``Drop(share)`` of its answers may be
+            lost.
         ranks: Instead of a budget, a rule: ``VBMF(alpha)``, ``SigmaVBMF(alpha)``, ``Energy(share)`` or
             ``Ranks({pattern: rank})``.
         data: Batches to calibrate with if ``stats`` is missing, and for ``weights="auto"``; labels are not read. Under
@@ -284,7 +285,9 @@ def _draft(
         size = shape[:-1] if geometry.kind == "linear" else shape[1:]
         calls = calls_of(geometry, layer_stats, size)
     reason = layer.reason or selection.why_not(layer) or method.why_not(geometry, wish.norm)
-    only_rounded = rounds and reason is not None and layer.reason is None and DENSE_METHOD.why_not(geometry, wish.norm) is None
+    only_rounded = (
+        rounds and reason is not None and layer.reason is None and DENSE_METHOD.why_not(geometry, wish.norm) is None
+    )
     only_rounded = only_rounded and (selection.why_not(layer) is None or selection.by_default(layer))
     if only_rounded:
         reason = None
@@ -328,7 +331,9 @@ def _check_precision(model: nn.Module) -> None:
     """Refuse weights that are not in float32, whose bytes would be counted wrongly and which lie on no grid."""
     for name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32:
-            raise InputError(f"Bytes counts from float32, and {name} is {parameter.dtype}; convert it with model.float()")
+            raise InputError(
+                f"Bytes counts from float32, and {name} is {parameter.dtype}; convert it with model.float()"
+            )
 
 
 def float_bytes(model: nn.Module) -> int:

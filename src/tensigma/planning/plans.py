@@ -220,7 +220,7 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         """Another plan, in which the layers of these names or patterns are treated differently.
 
         What is not passed stays. Ranks are taken as they are, even if they save nothing. ``bits`` are those of the
-        weights, 2 to 8 or 16, ``"float"`` for float32; a layer that is dense so far is rounded without being decomposed.
+        weights, 2 to 8 or 16, ``"float"`` for float32; a layer that is dense so far is then rounded and not decomposed.
 
         >>> import tensigma as ts
         >>> plan = ts.plan(nn.Sequential(nn.Linear(64, 64)), ranks=ts.Ranks({"*": 4}), norm="frobenius")
@@ -240,7 +240,9 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
                 entries.append(_left_dense(entry))
             else:
                 entries.append(_changed(entry, method, ranks, norm, options, bits))
-        return Plan(entries, n_params=self.n_params, n_bytes=self.n_bytes, weights=self.weights, solutions=self.solutions)
+        return Plan(
+            entries, n_params=self.n_params, n_bytes=self.n_bytes, weights=self.weights, solutions=self.solutions
+        )
 
     def check_model(self, model: nn.Module, *, weights: bool = True) -> None:
         """Raise :class:`~tensigma.errors.InputError` naming the first layer of ``model`` that is not as planned.
@@ -304,9 +306,7 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         n_bytes = data.get("n_bytes")
         if n_bytes is not None and n_bytes < 4 * n_params:
             raise StoreError(f"the plan is damaged: {n_params} parameters take more than the {n_bytes} of n_bytes")
-        return cls(
-            entries, n_params=n_params, n_bytes=n_bytes, weights=data.get("weights"), notes=data.get("notes")
-        )
+        return cls(entries, n_params=n_params, n_bytes=n_bytes, weights=data.get("weights"), notes=data.get("notes"))
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; an existing plan is replaced in one step."""

@@ -25,14 +25,16 @@ class Recipe:
     """Everything that decides a plan, apart from the model and the data.
 
     Args:
-        budget: One number for the whole model: ``Params(share)``, ``Macs(share)`` or ``Latency(share)`` may remain, or
-            ``Drop(share)`` of its answers may be lost.
+        budget: One number for the whole model: ``Params(share)``, ``Macs(share)``, ``Bytes(share)`` or
+            ``Latency(share)`` may remain, several of them joined by ``&``, or ``Drop(share)`` of its answers may be
+            lost.
         ranks: Instead of a budget, a rule: ``VBMF(alpha)``, ``SigmaVBMF(alpha)``, ``Energy(share)`` or
             ``Ranks({pattern: rank})``.
         method: ``"auto"`` or the name of a decomposition, such as ``"tucker2"``, ``"cp"``, ``"cp-joint"``, ``"svd"``,
             ``"spatial-svd"``, ``"tensor-train"`` or ``"deflation"``. ``"auto"`` is the best format for each layer under
             a budget, and Tucker-2 for kernels larger than one tap with ranks by a rule. Pointwise and Linear layers
-            always take SVD. A :class:`~tensigma.solving.Method` that is not registered is accepted too.
+            always take SVD. ``"dense"`` leaves layers whole, for fewer bits alone under ``Bytes``. A
+            :class:`~tensigma.solving.Method` that is not registered is accepted too.
         norm: ``"centred"``, ``"sigma"``, ``"frobenius"``, ``"fisher"`` or ``"activation"``.
         layers: ``"all"``, ``"spatial"`` (kernels larger than one tap), or names and patterns.
         skip: Names and patterns of layers to leave dense. None means the first convolution, ``()`` means none.
@@ -93,8 +95,8 @@ class Recipe:
             )
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise InputError(
-                "{budget} takes Params(share), Macs(share), Bytes(share), Latency(share), several of them joined by &, or "
-                f"Drop(share); got {self.budget!r}",
+                "{budget} takes Params(share), Macs(share), Bytes(share) or Latency(share), several of these joined by "
+                f"&, or Drop(share); got {self.budget!r}",
                 parameters=("budget",),
             )
         if self.ranks is not None and not isinstance(self.ranks, RankRule):

@@ -110,9 +110,7 @@ class SeveralLimits:
             chosen[row] = column
 
     def _named(self, chosen: npt.NDArray[np.intp]) -> dict[str, Option]:
-        return {
-            name: options[index] for name, options, index in zip(self._names, self._options, chosen, strict=True)
-        }
+        return {name: options[index] for name, options, index in zip(self._names, self._options, chosen, strict=True)}
 
 
 def _undominated(options: Sequence[Option], measures: Sequence[Measure]) -> list[Option]:

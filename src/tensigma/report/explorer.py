@@ -10,7 +10,17 @@ from tensigma.compression import Report
 from tensigma.planning import FRONT_VERSION
 
 # Options that a new command sets itself, with the number of values each takes.
-_REPLACED = {"--budget": 1, "--bits": 1, "--ranks": 1, "--plan": 1, "--out": 1, "--force": 0, "--json": 0, "--quiet": 0, "-q": 0}
+_REPLACED = {
+    "--budget": 1,
+    "--bits": 1,
+    "--ranks": 1,
+    "--plan": 1,
+    "--out": 1,
+    "--force": 0,
+    "--json": 0,
+    "--quiet": 0,
+    "-q": 0,
+}
 
 NO_FRONT = (
     "There is no slider here: it needs a plan that was made from a budget and carried out in the same run. "

@@ -1,5 +1,7 @@
-"""The factors of one kernel as a chain of stages, and the least-squares problem of each stage. Notation: K (o, c, *taps)
-kernel of a stage, A (c·q, d) what the stages before it make of the layer's patch u, E (t, o, *taps) the stages after it.
+"""The factors of one kernel as a chain of stages, and the least-squares problem of each stage.
+
+Notation: K (o, c, *taps) kernel of a stage, A (c·q, d) what the stages before it make of the layer's patch, E (t, o,
+*taps) the stages after it, M (t, d) the kernel that the layer should have, S (d, d) damped gram of its patch.
 
 Factors of a layer are linear and no two of them have taps on the same axis, so that kernels of stages are multiplied
 over channels and spread over taps. With all other stages fixed, the kernel of the whole layer is linear in K, and
@@ -79,7 +81,7 @@ class StageProblem:
         later = (1,) * len(taps) if after is None else tuple(after.shape[2:])
         self.n_own, self.n_later = math.prod(self._own), math.prod(later)
         self.is_last = after is None
-        self._after = None if after is None else after.flatten(2)  # E, (t, o, q_later)
+        self._after = None if after is None else after.reshape(*after.shape[:2], -1)  # E, (t, o, q_later)
         patch = None if before is None else _patch_map(before, taps)  # A
         moment = metric.times(target.flatten(1), damped=True)  # M S
         if patch is None:

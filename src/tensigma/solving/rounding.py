@@ -25,6 +25,8 @@ _LARGEST_HALF = 65504.0
 _WIDEST = 8192
 #: How strongly a refitted factor is drawn towards what it was, relative to the mean energy of its inputs.
 _RIDGE = 1e-4
+# Far above the rounding of products in single precision, and far below what decides an integer.
+_DAMPING = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +75,7 @@ def rounding_error(weight: Tensor, kernels: Sequence[Tensor] | None, metric: Met
     return _lost(chain, weight.float(), metric.to(weight.float())) / energy if energy > 0 else 0.0
 
 
-def rounded_chain(
-    stages: Sequence[Stage], target: Tensor, metric: Metric, bits: Sequence[int]
-) -> list[RoundedStage]:
+def rounded_chain(stages: Sequence[Stage], target: Tensor, metric: Metric, bits: Sequence[int]) -> list[RoundedStage]:
     """The stages of one kernel on grids, each of ``bits`` bits, close to ``target`` under ``metric``.
 
     Never worse under the metric than with every stage rounded to the nearest integers on its own.
@@ -139,17 +139,18 @@ def _rounded_stage(problem: StageProblem, bits: int, *, whole: bool) -> RoundedS
     width = kernel[0, 0].numel()
     if whole:
         rounding = Rounding(bits, group=width, half_scales=True)
-        factors = rounding.fit(kernel.reshape(1, -1), Metric.from_gram(_symmetric(problem.hessian()))).factors
+        factors = rounding.fit(kernel.reshape(1, -1), _metric(problem.hessian())).factors
     elif problem.stage.is_depthwise:
         return _nearest(problem.stage, bits)
     else:
-        gram = _symmetric(problem.input_gram())
-        factors = Rounding(bits, half_scales=True).fit(kernel.flatten(0, 1).flatten(1), Metric.from_gram(gram)).factors
+        rounding = Rounding(bits, half_scales=True)
+        factors = rounding.fit(kernel.flatten(0, 1).flatten(1), _metric(problem.input_gram())).factors
     return _on_grid(kernel, factors.integers.reshape(-1, width), factors.scales.reshape(-1, 1), bits)
 
 
-def _symmetric(gram: Tensor) -> Tensor:
-    return (gram + gram.mT) / 2
+def _metric(gram: Tensor) -> Metric:
+    """The metric of a gram that products of single precision have left slightly asymmetric, and not quite definite."""
+    return Metric.from_gram((gram + gram.mT) / 2, damping=_DAMPING)
 
 
 def _nearest(stage: Stage, bits: int) -> RoundedStage:
