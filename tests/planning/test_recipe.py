@@ -168,7 +168,9 @@ def test_every_field_has_a_keyword_of_the_same_default() -> None:
     keywords = inspect.signature(ts.plan).parameters
     for field in fields(ts.Recipe):
         assert keywords[field.name].default in (field.default, None)
-    assert {"recipe", "data", "input", "check", "progress"} == set(keywords) - {f.name for f in fields(ts.Recipe)} - {
+    assert {"recipe", "data", "input", "check", "progress", "cache"} == set(keywords) - {
+        f.name for f in fields(ts.Recipe)
+    } - {
         "model",
         "stats",
     }

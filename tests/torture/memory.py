@@ -55,7 +55,8 @@ def torture(tally: Tally, names: tuple[str, ...] = tuple(CASES)) -> None:
             taken = outcome["taken"] / outcome["limit"]
             within = taken <= 1 + SLACK
             tally.add("held" if within else "took more", f"{name}, {outcome['limit'] / 1e6:.0f} MB: {taken:.2f} times")
-            tally.facts["largest share of the limit"] = round(max(taken, tally.facts.get("largest share of the limit", 0)), 3)
+            largest = max(taken, tally.facts.get("largest share of the limit", 0))
+            tally.facts["largest share of the limit"] = round(largest, 3)
 
 
 def _measured(case: Case, share: float) -> dict[str, float]:

@@ -129,6 +129,8 @@ def _facts(layer: ts.layers.Layer, macs: int | None) -> dict[str, Any]:
     pointwise = geometry is not None and geometry.is_pointwise
     formats, reasons = [], []
     for name, method in ts.solving.METHODS.items():
+        if method is ts.solving.DENSE_METHOD:  # any layer can be rounded; this is about decompositions
+            continue
         reason = layer.why_not(method.format_type)
         if reason is not None:
             reasons.append(reason)
