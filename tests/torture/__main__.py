@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from torture import damage, kills, networks, places
+from torture import damage, kills, memory, networks, places
 from torture.tally import Tally
 
 #: Cases of a full run.
@@ -45,6 +45,7 @@ def main() -> int:
         n_networks, n_kills = max(1, round(NETWORKS * options.scale)), max(1, round(KILLS * options.scale))
         parts["random networks"] = lambda tally: networks.torture(n_networks, options.seed, place / "networks", tally)
         parts["kills"] = lambda tally: kills.torture(n_kills, options.seed, place / "kills", tally)
+        parts["memory"] = memory.torture
         parts["places"] = lambda tally: places.torture(place / "places", tally)
         for name, run in parts.items():
             if options.only not in name:
