@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -149,6 +150,20 @@ class TestSomebodyElse:
             write(tmp_path / "small", "first")
         assert len(errors) == 1
         assert (tmp_path / "small" / MARK).read_text() == "first"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
+def test_a_disk_without_room_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+    write(tmp_path / "small", "old")
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, usual[1]))
+    try:
+        with pytest.raises(StoreError, match="could not write .*small"):
+            write(tmp_path / "small", "new", force=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert (tmp_path / "small" / MARK).read_text() == "old"
+    assert names(tmp_path) == ["small"]
 
 
 class TestLeftovers:

@@ -15,11 +15,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from torture import damage, kills, networks, places
+from torture import damage, kills, memory, networks, places
 from torture.tally import Tally
 
 #: Cases of a full run.
 KILLS, FILES, NETWORKS = 200, 10_000, 500
+_SECONDS_BETWEEN = 20.0
 
 
 def main() -> int:
@@ -45,17 +46,30 @@ def main() -> int:
         n_networks, n_kills = max(1, round(NETWORKS * options.scale)), max(1, round(KILLS * options.scale))
         parts["random networks"] = lambda tally: networks.torture(n_networks, options.seed, place / "networks", tally)
         parts["kills"] = lambda tally: kills.torture(n_kills, options.seed, place / "kills", tally)
+        parts["memory"] = memory.torture
         parts["places"] = lambda tally: places.torture(place / "places", tally)
         for name, run in parts.items():
-            if options.only not in name:
-                continue
-            start, tally = time.perf_counter(), Tally()
-            run(tally)
-            results[name] = {**tally.to_json(), "seconds": round(time.perf_counter() - start, 1)}
-            print(f"{name}: {json.dumps(results[name], ensure_ascii=False)}", flush=True)
-            if options.out is not None:
-                _write(options, results)
+            if options.only in name:
+                _run_part(name, run, options, results)
     return int(any(result["faults"] for result in results.values()))
+
+
+def _run_part(name: str, run: Callable[[Tally], None], options: argparse.Namespace, results: dict[str, Any]) -> None:
+    """Run one part; its counts are written now and then, and marked as unfinished until it ends."""
+    start = written = time.perf_counter()
+
+    def keep(tally: Tally) -> None:
+        nonlocal written
+        if options.out is not None and time.perf_counter() - written > _SECONDS_BETWEEN:
+            written = time.perf_counter()
+            _write(options, {**results, name: {**tally.to_json(), "unfinished": True}})
+
+    tally = Tally(listener=keep)
+    run(tally)
+    results[name] = {**tally.to_json(), "seconds": round(time.perf_counter() - start, 1)}
+    print(f"{name}: {json.dumps(results[name], ensure_ascii=False)}", flush=True)
+    if options.out is not None:
+        _write(options, results)
 
 
 def _write(options: argparse.Namespace, results: dict[str, Any]) -> None:

@@ -131,11 +131,11 @@ def torture(n: int, seed: int, folder: Path, tally: Tally, *, export: bool = Tru
         try:
             for moment in moments:
                 kills += _forked(place, moment, export=exports) == -signal.SIGKILL
+                tally.facts["kills"] = kills
                 check(place)
             tally.add(*_resumed(place, case, expected, export=exports))
         except TensigmaError as error:
             tally.add("damaged", f"{case}: {error}")
-    tally.facts["kills"] = kills
     shutil.rmtree(folder)
 
 

@@ -18,6 +18,7 @@ from torture.tally import Tally
 
 #: A share of the limit that the system may add: pages, threads, what the allocator holds back.
 SLACK = 0.05
+_LARGEST = "largest share of a limit"
 
 Case = Callable[[], tuple[nn.Module, list[Tensor]]]
 CASES: dict[str, Case] = {

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,53 @@ from torture.tally import Tally
 _LIMIT = 300
 
 
-def full_disk(folder: Path, tally: Tally) -> None:
-    """Files that may not grow: every writer says so, and what was there stays. A stand-in for a disk that is full."""
+def _writers() -> dict[str, Callable[[Path], Any]]:
+    """Everything that writes, each into a folder."""
     small, _ = ts.compress(network(), _plan())
     stats = ts.calibrate(network(), [images()])
-    writers: dict[str, Callable[[Path], Any]] = {
+    return {
         "archive": lambda place: ts.save(small, place / "small", force=True),
         "statistics": lambda place: stats.save(place / "stats", force=True),
         "plan": lambda place: _plan().save(place / "plan.json"),
         "export": lambda place: ts.export(small, place / "small.pt2", images(2), format="torch-export"),
         "cache": lambda place: ts.compress(network(), _plan(), cache=place / "cache"),
     }
-    for name, write in writers.items():
+
+
+def full_tmpfs(folder: Path, tally: Tally) -> None:
+    """A real file system without room, which takes root to mount."""
+    folder.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
+    if os.getuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+        tally.facts["without a tmpfs"] = 1
+        return
+    try:
+        for name, write in _writers().items():
+            place = folder / name
+            place.mkdir()
+            if name != "cache":
+                write(place)
+            before = _content(place)
+            with (folder / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+                while filler.write(bytes(4096)):
+                    pass
+            try:
+                write(place)
+            except StoreError:
+                outcome = "refused"
+            except Exception as error:
+                outcome = f"crashed with {type(error).__name__}: {error}"
+            else:
+                outcome = "written in spite of the limit"
+            tally.add(outcome if _content(place) == before else "changed what was there", f"full tmpfs, {name}")
+            (folder / "filler").unlink()
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def full_disk(folder: Path, tally: Tally) -> None:
+    """Files that may not grow: every writer says so, and what was there stays. A stand-in for a disk that is full."""
+    for name, write in _writers().items():
         place = folder / name
         place.mkdir(parents=True)
         if name != "cache":
@@ -98,6 +134,24 @@ def one_cache(folder: Path, tally: Tally) -> None:
     tally.add("held" if held and not left else "collided", f"two processes on one cache: {left}")
 
 
+def one_output(folder: Path, tally: Tally) -> None:
+    """Two commands with one ``--out``: one is refused at once, the other's output is whole."""
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-m", "tensigma", "compress", "zoo:digits-cnn?width=6", "--norm", "frobenius"]
+    command += ["--ranks", "vbmf=0.5", "--out", "small"]
+    children = [
+        subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for _ in range(2)
+    ]
+    ends = [(child.communicate()[0], child.returncode) for child in children]
+    refused = [text for text, code in ends if code == 1 and ("another run" in text or "exists" in text)]
+    whole = {"manifest.json", "model.safetensors", "plan.json", "report.json"} <= {
+        file.name for file in (folder / "small").iterdir()
+    }
+    held = sorted(code for _, code in ends) == [0, 1] and len(refused) == 1 and whole
+    tally.add("held" if held else "collided", f"two commands with one --out: {ends}")
+
+
 def one_place(folder: Path, tally: Tally) -> None:
     """Eight threads that save to one folder: one wins or they take turns; the folder is complete at all times."""
     small, _ = ts.compress(network(), _plan())
@@ -143,7 +197,7 @@ def without_network(folder: Path, tally: Tally) -> None:
         socket.socket = real  # type: ignore[misc]
 
 
-ALL = (full_disk, read_only, one_cache, one_place, without_network)
+ALL = (full_disk, full_tmpfs, read_only, one_cache, one_output, one_place, without_network)
 
 
 def torture(folder: Path, tally: Tally) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 #: Outcomes that are as they should be. Everything else is a fault.
 GOOD = ("refused", "unchanged", "edited", "held", "resumed", "solved again")
-_SHOWN = 5
+_SHOWN = 10
 
 
 @dataclass
@@ -19,12 +20,16 @@ class Tally:
     faults: list[str] = field(default_factory=list)
     #: Other numbers worth keeping, by name.
     facts: dict[str, int | float] = field(default_factory=dict)
+    #: Called after every case, so that counts can be kept while a part runs for hours.
+    listener: Callable[[Tally], None] | None = None
 
     def add(self, outcome: str, case: str = "") -> None:
         """One more case with this outcome."""
         self.counts[outcome] += 1
         if outcome not in GOOD:
             self.faults.append(f"{outcome}: {case}")
+        if self.listener is not None:
+            self.listener(self)
 
     @property
     def total(self) -> int:

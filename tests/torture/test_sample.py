@@ -73,12 +73,20 @@ def test_kills_lose_nothing(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", [places.full_disk, places.one_place, places.without_network], ids=lambda f: f.__name__
+    "place", [places.full_disk, places.full_tmpfs, places.one_place, places.without_network], ids=lambda f: f.__name__
 )
 def test_places(place: Callable[[Path, Tally], None], tmp_path: Path) -> None:
     tally = Tally()
     place(tmp_path / "place", tally)
     tally.check()
+
+
+def test_memory_stays_within_its_bound() -> None:
+    """In a process of its own, because it forks."""
+    code = "from torture import memory, tally\nt = tally.Tally()\nmemory.torture(t, ('many channels',))\nt.check()"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
 
 
 JSON = st.recursive(

@@ -80,38 +80,46 @@ def _locked(target: Path) -> Iterator[None]:
         stream.close()
 
 
-def _open_locked(file: Path, target: Path) -> IO[str]:
+def _open_locked(file: Path, target: Path) -> IO[bytes]:
     while True:
-        stream = file.open("a+", encoding="utf-8")
+        stream = file.open("ab+", buffering=0)
         try:
             _lock(stream)
         except BlockingIOError:
             stream.seek(0)
-            process = stream.read().strip()
+            process = stream.read().decode().strip()
             stream.close()
             raise _taken(target, process) from None
         except OSError:
             # Some network file systems have no locks; the place is checked again when it is taken.
             return stream
         # Another process may have removed the file between our opening and locking it.
-        with suppress(OSError):
-            if os.path.samestat(os.fstat(stream.fileno()), file.stat()):
+        if _is_at(stream, file):
+            # The number is a courtesy, for which a full disk has no room.
+            with suppress(OSError):
                 stream.truncate(0)
-                stream.write(f"{os.getpid()}\n")
-                stream.flush()
-                return stream
+                stream.write(f"{os.getpid()}\n".encode())
+            return stream
         stream.close()
+
+
+def _is_at(stream: IO[bytes], file: Path) -> bool:
+    """Whether the open file is still the one under this name."""
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), file.stat())
+    except OSError:
+        return False
 
 
 if sys.platform == "win32":
 
-    def _lock(stream: IO[str]) -> None:
+    def _lock(stream: IO[bytes]) -> None:
         raise OSError("no locks that are released with the process")
 
 else:
     import fcntl
 
-    def _lock(stream: IO[str]) -> None:
+    def _lock(stream: IO[bytes]) -> None:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
