@@ -36,9 +36,11 @@ def test_a_segmenter(run, run_json, file: str):
     for words in (
         "agreement by position",
         "mean IoU with the original",
-        "compared: scores of 4 classes along axis 1 (gues",
+        "compared: scores of 4 classes along axis 1 (assumed",
     ):
         assert words in shown.output
+    # Said once, though planning and evaluation both assume it.
+    assert " ".join(shown.output.split()).count("warning: the answers are compared as scores of 4 classes") == 1
     page = Path("small/report.html").read_text(encoding="utf-8")
     for words in ("Agreement by position", "Mean IoU", "scores of 4 classes along axis 1"):
         assert words in page

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import tensigma as ts
 from support_nets import batches, small_net
 from tensigma.deployment import OnnxModel
+from tensigma.deployment.exporting import read_exported
 from tensigma.deployment.parity import parity
 from tensigma.errors import ExportError, InputError
 
@@ -254,3 +255,55 @@ def test_precisions(tmp_path: Path):
             ts.export(copy.deepcopy(model).to(precision), tmp_path / "tiny.onnx", x.to(precision))
     found = ts.export(copy.deepcopy(model).half(), tmp_path / "half.onnx", x.half())
     assert found.tolerance > 1e-3
+
+
+class TwoInputs(nn.Module):
+    """An image, and facts about it; a table belongs to every sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.read, self.head = nn.Conv2d(3, 4, 3), nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, image: Tensor, facts: Tensor, table: Tensor | None = None) -> dict[str, Tensor]:
+        features = self.conv(image).relu().mean((2, 3)) - self.read(facts)
+        scores = self.head(features if table is None else features @ table)
+        return {"logits": scores, "features": features}
+
+
+def pairs(n: int = 4) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(n)
+    shapes = {"image": (n, 3, 6, 6), "facts": (n, 5), "table": (4, 4)}
+    return {name: torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch-export"])
+def test_several_inputs(format: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = TwoInputs().eval()
+    # In another order than that of the arguments.
+    found = ts.export(model, tmp_path / "file", pairs(2), format=format, input=("facts", "image"))
+    assert found.batches == (1, 3, 5)
+    file = read_exported(found.path, format)
+    with torch.no_grad():
+        batch = pairs(7)
+        del batch["table"]
+        found_answers = [file(**batch)]
+        if format == "onnx":
+            found_answers.append(file(batch["image"], batch["facts"]))
+        for name, expected in model(**batch).items():
+            for answers in found_answers:
+                torch.testing.assert_close(answers[name], expected, rtol=1e-4, atol=1e-5)
+    if format == "onnx":
+        result = ts.evaluate(file, [batch], original=model, input="**")
+        assert (result.agreement, result.measure) == (1.0, "agreement")
+        with pytest.raises(InputError, match=r"takes 2 inputs \(image, facts\); it was called with 0"):
+            file(batch["image"])
+
+
+def test_an_input_that_belongs_to_every_sample_keeps_its_size(tmp_path: Path) -> None:
+    model = TwoInputs().eval()
+    # Three samples: as many as the table has rows would be taken for samples.
+    found = ts.export(model, tmp_path / "file.pt2", tuple(pairs(3).values()), format="torch-export", input="*")
+    assert found.batches == (1, 5)
+    with pytest.raises(InputError, match="inputs are tensors can be exported; the example is image: "):
+        ts.export(model, tmp_path / "other", {**pairs(3), "facts": "none"}, input="**")

@@ -85,3 +85,15 @@ def test_such_a_layer_stays_dense_with_the_reason(tmp_path: Path) -> None:
     small, _ = ts.compress(model, plan, loaded)
     with torch.no_grad():
         assert small(X).shape == (16, 5)
+
+
+@pytest.mark.slow
+def test_compiled_models_are_calibrated_too() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    expected = ts.calibrate(model, [X])
+    compiled = torch.compile(model, backend="eager")
+    assert isinstance(compiled, nn.Module)
+    stats = ts.calibrate(compiled, [X])
+    assert stats.read_elsewhere == ()
+    for name, layer in stats.items():
+        torch.testing.assert_close(layer.gram, expected[name.removeprefix("_orig_mod.")].gram)

@@ -76,7 +76,8 @@ class Named(nn.Module):
 
     def __init__(self, name: str, last: nn.Module, **attributes: Any) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), *(POOL if last.weight.dim() == 2 else ()))
+        pool = POOL if isinstance(last, nn.Linear) else ()
+        self.body = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), *pool)
         self.add_module(name, last)
         self.name = name
         for key, value in attributes.items():

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from tensigma.deployment.arguments import batch_axes, call_of, names_of
 from tensigma.deployment.graph_export import write_back
 from tensigma.deployment.graph_packing import pack_, weights_of_few_bits
 from tensigma.deployment.parity import parity, sizes_to_check
@@ -34,7 +35,7 @@ from tensigma.graphs import (
     takes_int4,
     usual_names,
 )
-from tensigma.running import borrowed, device_of, input_of, leaves
+from tensigma.running import Key, Several, borrowed, call, device_of, input_of, leaves, shape_of
 
 ExportFormat = Literal["onnx", "torch-export"]
 FORMATS: tuple[ExportFormat, ...] = ("onnx", "torch-export")
@@ -93,6 +94,7 @@ def export(
     example: Any = None,
     *,
     format: ExportFormat = "onnx",
+    input: Key = None,
     dynamic_batch: bool = True,
     tolerance: float | None = None,
     opset: int | None = None,
@@ -104,12 +106,14 @@ def export(
     The file does not need Tensigma. An existing file is replaced in one step, and only if the new one passes.
 
     Args:
-        model: Any model with one input, compressed or not. It stays as it is. One from :func:`tensigma.load_onnx` is
-            written into the graph it came from, of which only replaced layers change: ``dynamic_batch`` and ``opset``
-            are then those of its file.
+        model: Any model whose inputs are tensors, compressed or not. It stays as it is. One from
+            :func:`tensigma.load_onnx` is written into the graph it came from, of which only replaced layers change:
+            ``dynamic_batch`` and ``opset`` are then those of its file.
         path: The file; ``.onnx`` and ``.pt2`` are usual.
         example: A batch of inputs; of a tuple, the first item. A model that came as an ONNX file and has been run needs
             none.
+        input: The entry or position of the model's input in the example; several in a tuple are passed together, and
+            the inputs of the file are called like the arguments of ``forward``.
         format: ``"onnx"``, for ONNX Runtime and similar, or ``"torch-export"``, for :func:`torch.export.load`.
         dynamic_batch: Let the file take batches of any size; the check then uses sizes other than that of ``example``.
         tolerance: The largest difference allowed, as a share of the largest value of each output; by default it
@@ -143,11 +147,9 @@ def export(
         )
     if example is None:
         raise InputError("pass {example}, a batch of inputs that the model accepts", parameters=("example",))
-    inputs = input_of(example, None, 0)
-    if not isinstance(inputs, Tensor):
-        raise InputError("only models with one tensor as their input can be exported; the example is a list of images")
+    inputs = call_of(model, input_of(example, input, 0))
     if not len(inputs):
-        raise InputError(f"the example has shape {tuple(inputs.shape)} and no sample in it; give at least one")
+        raise InputError(f"the example has {shape_of(inputs.values[0])} and no sample in it; give at least one")
     grids: dict[str, FewBits] = {}
     version = opset or _OPSET
     if format == "onnx":
@@ -159,7 +161,7 @@ def export(
     device = None if home is None or home.type == "cpu" else "cpu"
     share = tolerance or TOLERANCES.get(_precision(model), 1e-4)
     with borrowed(model, device), torch.no_grad():
-        x = inputs.detach().cpu()
+        x: Several = inputs.map(lambda value: value.detach().cpu())
         # A size of 1 would be taken for a constant.
         sample = x[[0, 0]] if dynamic_batch and len(x) == 1 else x
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -256,21 +258,22 @@ def _check_onnx(model: nn.Module, *, runtime: bool) -> None:
 
 
 def _write_onnx(
-    model: nn.Module, x: Tensor, file: Path, dynamic_batch: bool, opset: int, grids: Mapping[str, FewBits]
+    model: nn.Module, inputs: Several, file: Path, dynamic_batch: bool, opset: int, grids: Mapping[str, FewBits]
 ) -> dict[str, int]:
     onnx = onnx_module("onnx")
     onnx_module("onnxscript")
-    answer = model(x)
+    answer = call(model, inputs)
     names = list(leaves(answer))
     program = torch.onnx.export(
         model,
-        (x,),
+        inputs.args,
+        kwargs=dict(inputs.kwargs),
         dynamo=True,
         verbose=False,
         opset_version=opset,
-        input_names=["input"],
+        input_names=names_of(model, inputs),
         output_names=usual_names(len(names)),
-        dynamic_shapes=({0: torch.export.Dim("batch")},) if dynamic_batch else None,
+        dynamic_shapes=batch_axes(model, inputs) if dynamic_batch else None,
     )
     assert program is not None
     proto = program.model_proto
@@ -295,10 +298,10 @@ def clean(proto: Any) -> None:
 
 
 def _write_program(
-    model: nn.Module, x: Tensor, file: Path, dynamic_batch: bool, opset: int, grids: Mapping[str, FewBits]
+    model: nn.Module, inputs: Several, file: Path, dynamic_batch: bool, opset: int, grids: Mapping[str, FewBits]
 ) -> dict[str, int]:
-    shapes = ({0: torch.export.Dim("batch")},) if dynamic_batch else None
-    program = torch.export.export(model, (x,), dynamic_shapes=shapes)
+    shapes = batch_axes(model, inputs) if dynamic_batch else None
+    program = torch.export.export(model, inputs.args, dict(inputs.kwargs), dynamic_shapes=shapes)
     # In memory first: torch ends the whole process if it meets a full disk.
     content = io.BytesIO()
     torch.export.save(program, content)
@@ -318,12 +321,12 @@ def read_exported(file: Path, format: ExportFormat) -> nn.Module:
 
 
 class _Program(nn.Module):
-    def __init__(self, call: Callable[[Tensor], Any]) -> None:
+    def __init__(self, program: Callable[..., Any]) -> None:
         super().__init__()
-        self._call = [call]
+        self._program = [program]
 
-    def forward(self, x: Tensor) -> Any:
-        return self._call[0](x)
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
+        return self._program[0](*args, **kwargs)
 
 
 def _precision(model: nn.Module) -> torch.dtype:
@@ -347,11 +350,13 @@ def _reason(error: Exception, dynamic_batch: bool) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress what the exporters print and log, and one warning that they cause inside PyTorch itself."""
+    """Suppress what the exporters print and log, and two warnings that they cause inside PyTorch itself."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
+        # Several inputs have one batch.
+        warnings.filterwarnings("ignore", message=r"# The axis name: batch will not be used", category=UserWarning)
         for logger in loggers:
             logger.setLevel(logging.ERROR)
         try:

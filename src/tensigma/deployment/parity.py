@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tensigma.errors import ExportError
-from tensigma.running import copied, leaves
+from tensigma.running import Inputs, call, copied, leaves, mapped, taken, tensors_in
 
 _SIZES = (1, 3, 5)
 #: Two ways of summing differ by more than each differs from the exact sum.
@@ -28,8 +28,8 @@ def sizes_to_check(size: int, dynamic_batch: bool) -> tuple[int, ...]:
 
 def parity(
     model: nn.Module,
-    written: Callable[[Tensor], Any],
-    x: Tensor,
+    written: Callable[..., Any],
+    x: Inputs,
     sizes: tuple[int, ...],
     tolerance: float,
     most: float | None = None,
@@ -48,13 +48,13 @@ def parity(
     for size in sizes:
         inputs = _varied(x, size)
         try:
-            answer = model(inputs)
+            answer = call(model, inputs)
         except RuntimeError as error:
             raise ExportError(
                 f"the model itself rejects a batch of {size} ({error}); pass {{dynamic_batch}} if it takes one size",
                 parameters=("dynamic_batch=False",),
             ) from error
-        expected, outputs = list(leaves(answer).values()), list(leaves(written(inputs)).values())
+        expected, outputs = list(leaves(answer).values()), list(leaves(call(written, inputs)).values())
         expected_shapes, shapes = ([tuple(tensor.shape) for tensor in side] for side in (expected, outputs))
         if expected_shapes != shapes:
             raise ExportError(
@@ -89,23 +89,27 @@ def _larger(one: float, other: float) -> float:
     return one if math.isnan(one) else max(other, one)
 
 
-def _rounding(model: nn.Module, inputs: Tensor, outputs: list[Tensor]) -> list[float]:
+def _rounding(model: nn.Module, inputs: Inputs, outputs: list[Tensor]) -> list[float]:
     """How far each output is from that in double precision; 0 if the model does not run in it."""
     zeros = [0.0] * len(outputs)
-    if not inputs.is_floating_point():
+    if not all(tensor.is_floating_point() for tensor in tensors_in(inputs)):
         return zeros
     try:
-        exact = leaves(copied(model).double()(inputs.double())).values()
+        exact = leaves(call(copied(model).double(), mapped(inputs, Tensor.double))).values()
         return [_largest(output.double() - truth) for output, truth in zip(outputs, exact, strict=True)]
     except (RuntimeError, ValueError):
         return zeros
 
 
-def _varied(x: Tensor, size: int) -> Tensor:
+def _varied(x: Inputs, size: int) -> Inputs:
     """``size`` inputs like those of ``x``, all different, so that mixed-up samples are noticed."""
-    chosen = x[torch.arange(size) % len(x)]
-    if not chosen.is_floating_point():
-        return chosen
     generator = torch.Generator().manual_seed(size)
-    noise = torch.randn(chosen.shape, generator=generator).to(chosen)
-    return chosen + 0.1 * chosen.std(correction=0) * noise
+
+    def varied(chosen: Tensor) -> Tensor:
+        if not chosen.is_floating_point():
+            return chosen
+        noise = torch.randn(chosen.shape, generator=generator).to(chosen)
+        return chosen + 0.1 * chosen.std(correction=0) * noise
+
+    chosen: Inputs = mapped(taken(x, torch.arange(size) % len(x)), varied)
+    return chosen

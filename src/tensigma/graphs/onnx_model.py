@@ -21,14 +21,14 @@ from tensigma.graphs.value_types import TYPES, sizes_of
 class OnnxModel(nn.Module):
     """The network in an ONNX file, run by ONNX Runtime on the CPU.
 
-    Called with a tensor it returns a tensor; several outputs come as a dict by name, or as a tuple if they are only
-    numbered. :func:`tensigma.evaluate` takes it like any model. Where the file fixes the batch size, larger batches are
-    run in pieces of that size.
+    Called with a tensor it returns a tensor; a network of several inputs is called with all of them, in order or by
+    name. Several outputs come as a dict by name, or as a tuple if they are only numbered. :func:`tensigma.evaluate`
+    takes it like any model. Where the file fixes the batch size, larger batches are run in pieces of that size.
 
     Args:
         path: The file. It is read once and may be removed afterwards.
         threads: Number of ONNX Runtime's threads. Latencies are measured with one.
-        fixed: The values of all inputs but one, by name, if the network has several.
+        fixed: The values of inputs that are always the same, by name.
     """
 
     #: Nothing that runs in ONNX Runtime can be differentiated.
@@ -47,43 +47,68 @@ class OnnxModel(nn.Module):
         except Exception as error:  # the runtime raises a dozen types without a common base class
             raise StoreError(f"ONNX Runtime cannot open {self.path}: {first_line(error)}") from error
         inputs = self._session.get_inputs()
-        if len(inputs) != 1 + len(self._fixed):
-            names = ", ".join(node.name for node in inputs)
-            raise InputError(f"{self.path} takes {len(inputs)} inputs ({names}); only networks with one can be run")
         self._shapes = {value.name: sizes_of(value.shape) for value in inputs}
-        (value,) = (value for value in inputs if value.name not in self._fixed)
-        self.input, self._dtype = value.name, TYPES[value.type][0] if value.type in TYPES else None
+        given = [value for value in inputs if value.name not in self._fixed]
+        #: The names of the inputs that are given in a call, and their types.
+        self._types = {value.name: TYPES[value.type][0] if value.type in TYPES else None for value in given}
         self._outputs = [node.name for node in self._session.get_outputs()]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs that are given in a call."""
+        return tuple(self._types)
 
     @property
     def batch_size(self) -> int | None:
         """The batch size that the file fixes; None if any is accepted."""
-        shape = self._shapes[self.input]
+        shape = self._shapes[self.inputs[0]]
         return shape[0] if shape else None
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...] | dict[str, Tensor]:
-        sizes = [len(piece) for piece in self._pieces(x)]
-        results = list(zip(*(self._run(feed, x) for feed in self.feeds(x)), strict=True))
+    def forward(self, *args: Tensor, **named: Tensor) -> Tensor | tuple[Tensor, ...] | dict[str, Tensor]:
+        given = self._given(args, named)
+        sizes = [len(next(iter(piece.values()))) for piece in self._pieces(given)]
+        results = list(zip(*(self._run(feed, given) for feed in self.feeds(*args, **named)), strict=True))
         outputs = tuple(joined(result, sizes) for result in results)
         if len(outputs) == 1:
             return outputs[0]
         numbered = self._outputs == usual_names(len(outputs))
         return outputs if numbered else dict(zip(self._outputs, outputs, strict=True))
 
-    def feeds(self, x: Tensor) -> Iterator[dict[str, np.ndarray]]:
-        """The inputs of the network for ``x``, one set for every piece that it is run on."""
-        for piece in self._pieces(x):
-            array = piece.detach().to(device="cpu", dtype=self._dtype).contiguous().numpy()
-            fixed = {name: repeated(value, self._shapes[name], len(piece)) for name, value in self._fixed.items()}
-            yield {self.input: array, **{name: value.numpy() for name, value in fixed.items()}}
+    def feeds(self, *args: Tensor, **named: Tensor) -> Iterator[dict[str, np.ndarray]]:
+        """The inputs of the network, one set for every piece that it is run on."""
+        for piece in self._pieces(self._given(args, named)):
+            arrays = {
+                name: tensor.detach().to(device="cpu", dtype=self._types[name]).contiguous().numpy()
+                for name, tensor in piece.items()
+            }
+            size = len(next(iter(piece.values())))
+            fixed = {name: repeated(value, self._shapes[name], size) for name, value in self._fixed.items()}
+            yield {**arrays, **{name: value.numpy() for name, value in fixed.items()}}
 
-    def _pieces(self, x: Tensor) -> list[Tensor]:
-        size = self.batch_size
-        return [x] if size is None or len(x) <= size else list(x.split(size))
+    def _given(self, args: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inputs of a call by name, in the order of the file."""
+        given = {**dict(zip(self.inputs, args, strict=False)), **named}
+        if len(args) + len(named) != len(self.inputs) or set(given) != set(self.inputs):
+            names = ", ".join([*map(str, range(len(args))), *named])
+            raise InputError(
+                f"{self.path} takes {len(self.inputs)} inputs ({', '.join(self.inputs)}); it was called with {names}"
+            )
+        return {name: given[name] for name in self.inputs}
 
-    def _run(self, feed: dict[str, np.ndarray], x: Tensor) -> list[Any]:
+    def _pieces(self, given: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        size, n = self.batch_size, len(given[self.inputs[0]])
+        if size is None or n <= size:
+            return [given]
+        # What has not one entry a sample belongs to every piece.
+        return [
+            {name: x[start : start + size] if x.dim() and len(x) == n else x for name, x in given.items()}
+            for start in range(0, n, size)
+        ]
+
+    def _run(self, feed: dict[str, np.ndarray], given: Mapping[str, Tensor]) -> list[Any]:
         try:
             results = self._session.run(None, feed)
         except Exception as error:
-            raise InputError(f"{self.path} rejects an input of shape {tuple(x.shape)}: {first_line(error)}") from error
+            shapes = ", ".join(str(tuple(x.shape)) for x in given.values())
+            raise InputError(f"{self.path} rejects an input of shape {shapes}: {first_line(error)}") from error
         return [torch.from_numpy(np.asarray(result)) for result in results]

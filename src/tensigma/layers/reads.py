@@ -25,7 +25,8 @@ class _Watched(dict[str, Any]):
 def weight_reads(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[set[str]]:
     """The names of ``layers`` whose weight or bias ``model`` reads inside the block, other than by calling them.
 
-    Only reads during calls of ``model`` count. Going through ``model.parameters()`` does not: any layer allows it.
+    Only reads during calls of ``model`` count. Going through ``model.parameters()`` does not: any layer allows it. Of a
+    compiled model, which reads all weights by itself, none counts.
 
     >>> import torch
     >>> class Net(nn.Module):
@@ -42,6 +43,9 @@ def weight_reads(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[
     {'first'}
     """
     read: set[str] = set()
+    if any(_is_compiled(module) for module in model.modules()):
+        yield read
+        return
     # The model and the layers that are being called; others may read weights between calls of the model.
     called: list[nn.Module] = []
 
@@ -65,6 +69,11 @@ def weight_reads(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[
                 stack.callback(_restore_, layer, layer._parameters)
                 layer._parameters = _Watched(layer._parameters, note)
         yield read
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    # By name, because importing the compiler takes seconds.
+    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _restore_(layer: nn.Module, parameters: dict[str, Any]) -> None:

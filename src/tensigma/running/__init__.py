@@ -21,7 +21,18 @@ from tensigma.running.gradients import check_gradients, has_gradients
 from tensigma.running.halting import OutOfOrder, halted_passes, live_bytes
 from tensigma.running.heads import raw_outputs
 from tensigma.running.holdout import Pair, Pairs, SetAside, hold_out, mixed
-from tensigma.running.inputs import Inputs, Several, call, mapped, moved, n_samples, split, taken, tensors_in
+from tensigma.running.inputs import (
+    Inputs,
+    Several,
+    call,
+    mapped,
+    moved,
+    n_samples,
+    shape_of,
+    split,
+    taken,
+    tensors_in,
+)
 from tensigma.running.kinds import Boxes, Kind, Likened, Numbers, Scores, Smooth
 from tensigma.running.onednn import safe_backward, safe_layout
 from tensigma.running.outputs import dense_scores_of, drawn_labels, leaves
@@ -114,6 +125,7 @@ __all__ = [
     "safe_layout",
     "samples_per_second",
     "seed_all",
+    "shape_of",
     "shard",
     "silent",
     "split",
