@@ -18,8 +18,9 @@ def round_(layer: Any, bits: int, groups: int = 1) -> Grid:
     else:
         by_group = weight.reshape(len(weight), groups, -1)
         largest = 2 ** (bits - 1) - 1
-        grid = Grid(bits, by_group.abs().amax(2).clamp_min(1e-12) / largest)
-        integers = (by_group / grid.scales[..., None]).round().clamp(-largest - 1, largest)
+        scales = by_group.abs().amax(2).clamp_min(1e-12) / largest
+        grid = Grid(bits, scales)
+        integers = (by_group / scales[..., None]).round().clamp(-largest - 1, largest)
         layer.weight.data = grid.values(integers, tuple(weight.shape))
     set_grid_(layer, grid)
     return grid

@@ -44,6 +44,7 @@ class Folded(nn.Module):
         self.conv, self.norm = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)
         self.up, self.up_norm = nn.ConvTranspose2d(8, 6, 2, bias=False), nn.BatchNorm2d(6)
         for norm in (self.norm, self.up_norm):
+            assert norm.running_var is not None
             norm.running_var.uniform_(0.3, 3)
             norm.weight.data.uniform_(-2, 2)
         self.norm.weight.data[3] = 0
@@ -83,7 +84,7 @@ def test_weights_take_few_bits_and_compute_the_same(bits: int, plain: ts.Exporte
     assert plain.opset == 20
     assert_same(net, packed.path, x)
     onnx.checker.check_model(onnx.load(packed.path), full_check=True)
-    n_weights = sum(layer.weight.numel() for layer in net.modules() if grid_of(layer) is not None)
+    n_weights = sum(layer.get_parameter("weight").numel() for layer in net.modules() if grid_of(layer) is not None)
     saved = n_weights * (4 - {"INT4": 0.5, "INT8": 1, "FP16": 2}[KINDS[bits]])
     # Names and shapes of nodes, and scales, take some of it.
     assert plain.bytes - packed.bytes > saved - 3000
@@ -110,7 +111,9 @@ def test_folded_batchnorm_changes_scales_alone(tmp_path: Path) -> None:
     exported = ts.export(model, tmp_path / "folded.onnx", x)
     tensors = {tensor.name: tensor for tensor in onnx.load(exported.path).graph.initializer}
     integers = onnx.numpy_helper.to_array(tensors["conv.weight.integers"]).astype(np.int8)
-    assert np.array_equal(integers.reshape(8, -1), grids[model.conv].integers(model.conv.weight).numpy())
+    expected = grids[model.conv].integers(model.conv.weight)
+    assert expected is not None
+    assert np.array_equal(integers.reshape(8, -1), expected.numpy())
     # A transposed convolution has its outputs on another axis than its scales, and is left as it is.
     assert exported.packed == {"INT4": 1}
     assert_same(model, exported.path, x)
@@ -121,7 +124,7 @@ def test_eight_bits_where_four_cannot_be_read(reason: str, tmp_path: Path, monke
     torch.manual_seed(0)
     model, x = rounded(Tokens().eval(), 4), torch.randn(3, 7, 12)
     # What has left its grid is stored as it is.
-    model.get_submodule("last").weight.data += 0.01  # type: ignore[operator]
+    model.get_parameter("last.weight").data += 0.01
     if reason == "runtime":
         monkeypatch.setattr(exporting, "runs_int4", lambda: False)
         monkeypatch.setattr("tensigma.graphs.few_bits.runs_int4", lambda: False)

@@ -74,9 +74,8 @@ def test_three_bits_take_three_bits(groups: int, tmp_path: Path) -> None:
     assert stored["0.weight"].numel() == 96 * 40 * 3 // 8
     assert stored["0.weight.scales"].dtype == torch.float32
     assert manifest_of(tmp_path / "small")["packed"] == {"0.weight": {"bits": 3, "shape": [40, 96]}}
-    assert torch.equal(
-        ts.load(tmp_path / "small", nn.Sequential(nn.Linear(96, 40, bias=False)))[0].weight, net[0].weight
-    )
+    loaded = ts.load(tmp_path / "small", nn.Sequential(nn.Linear(96, 40, bias=False)))
+    assert torch.equal(loaded.get_parameter("0.weight"), net.get_parameter("0.weight"))
 
 
 def test_scales_that_half_precision_holds_take_half(tmp_path: Path) -> None:
@@ -86,14 +85,15 @@ def test_scales_that_half_precision_holds_take_half(tmp_path: Path) -> None:
     set_grid_(net[0], grid)
     ts.save(net, tmp_path / "small")
     assert weights_in(tmp_path / "small")["0.weight.scales"].dtype == torch.float16
-    assert torch.equal(ts.load(tmp_path / "small", nn.Sequential(nn.Linear(8, 5)))[0].weight, net[0].weight)
+    loaded = ts.load(tmp_path / "small", nn.Sequential(nn.Linear(8, 5)))
+    assert torch.equal(loaded.get_parameter("0.weight"), net.get_parameter("0.weight"))
 
 
 def test_without_packed_weights_the_form_is_the_first(tmp_path: Path) -> None:
     net = rounded(small_net(), 4)
     for layer in net.modules():
         if grid_of(layer) is not None:
-            layer.weight.data += 0.01  # trained on: no longer on the grid
+            layer.get_parameter("weight").data += 0.01  # trained on: no longer on the grid
     ts.save(net, tmp_path / "small")
     manifest = manifest_of(tmp_path / "small")
     assert manifest["version"] == 1
@@ -131,8 +131,8 @@ def test_tied_weights_are_packed_once(tmp_path: Path) -> None:
     ts.save(net, tmp_path / "small")
     assert manifest_of(tmp_path / "small")["packed"].keys() == {"0.weight"}
     loaded = ts.load(tmp_path / "small", tied())
-    assert loaded[0].weight is loaded[1].weight
-    assert all(grid_of(layer) is not None for layer in loaded)
+    assert loaded.get_parameter("0.weight") is loaded.get_submodule("1").weight
+    assert all(grid_of(layer) is not None for layer in loaded.children())
     ts.save(loaded, tmp_path / "again")
     assert weights_in(tmp_path / "again").keys() == weights_in(tmp_path / "small").keys()
 
