@@ -40,9 +40,13 @@ class Cell:
     budget: CostBudget | AllOf
     #: "auto", or "dense" for bits alone.
     method: str = "auto"
+    #: The bits of every layer but the first convolution, instead of those that the budget would choose.
+    everywhere: int | None = None
 
 
 CELLS = (
+    Cell("resnet20", "4 bits, bits alone", ts.Bytes(0.5), "dense", everywhere=4),
+    Cell("resnet20", "3 bits, bits alone", ts.Bytes(0.5), "dense", everywhere=3),
     Cell("resnet20", "8×, bits alone", ts.Bytes(1 / 8), "dense"),
     Cell("resnet20", "10.5×, bits alone", ts.Bytes(1 / 10.5, bits=BITS), "dense"),
     Cell("resnet20", "14×, MACs 1.8×", ts.Bytes(1 / 14) & ts.Macs(1 / 1.8)),
@@ -73,6 +77,9 @@ class Bench:
 
     def cell(self, cell: Cell) -> dict[str, Any]:
         plan = ts.plan(self.model, self.stats, budget=cell.budget, method=cell.method, data=self.images)
+        if cell.everywhere is not None:
+            first, *others = plan
+            plan = plan.with_(others, bits=cell.everywhere).with_(first, bits=8)
         small, report = ts.compress(self.model, plan, self.stats, data=self.images)
         assert report.before.macs is not None
         assert report.after.macs is not None

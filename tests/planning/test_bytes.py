@@ -16,8 +16,8 @@ from tensigma.errors import InputError, StoreError
 from tensigma.evaluation import count_bytes
 from tensigma.layers import Cost, grid_of
 from tensigma.planning import AllOf, CompressedEntry, Plan
-from tensigma.planning.curves import Option
-from tensigma.planning.several import SeveralLimits
+from tensigma.planning.allocation import SeveralLimits
+from tensigma.planning.curves import Measure, Option
 
 
 def net() -> nn.Module:
@@ -70,21 +70,21 @@ def _options(seed: int, count: int) -> list[Option]:
 def test_several_limits_are_kept_near_the_best_of_all_combinations(seed: int, shares: tuple[float, float]) -> None:
     """The twin tries every combination of options."""
     curves = {str(layer): _options(10 * seed + layer, 5) for layer in range(5)}
-    limits = {"macs": shares[0] * 300, "bytes": shares[1] * 300}
+    limits: dict[Measure, float] = {"macs": shares[0] * 300, "bytes": shares[1] * 300}
     weights = {"1": 3.0}
     exact = None
     for combination in itertools.product(*curves.values()):
-        if all(sum(option.price(measure) for option in combination) <= limits[measure] for measure in limits):  # type: ignore[arg-type]
+        if all(sum(option.price(key) for option in combination) <= limit for key, limit in limits.items()):
             lost = sum(weights.get(name, 1.0) * o.loss for name, o in zip(curves, combination, strict=True))
             exact = lost if exact is None else min(exact, lost)
-    chosen = SeveralLimits(curves, limits, weights).choose()  # type: ignore[arg-type]
+    chosen = SeveralLimits(curves, limits, weights).choose()
     if chosen is None:
         # Prices find no choice off the convex hull; with limits this wide there are others.
         assert exact is None
         return
     assert exact is not None
-    for measure in ("macs", "bytes"):
-        assert sum(option.price(measure) for option in chosen.values()) <= limits[measure] * (1 + 1e-6)  # type: ignore[arg-type]
+    for key, limit in limits.items():
+        assert sum(option.price(key) for option in chosen.values()) <= limit * (1 + 1e-6)
     found = sum(weights.get(name, 1.0) * option.loss for name, option in chosen.items())
     worst = max(weights.get(name, 1.0) * max(option.loss for option in options) for name, options in curves.items())
     assert exact - 1e-9 <= found <= exact + worst
@@ -147,7 +147,7 @@ class TestPlans:
         assert losses[-1] == 0
 
     def test_only_the_bits_that_are_allowed(self, plan: Plan) -> None:
-        bits = {entry.bits for entry in plan.front().plan(ts.Bytes(0.3, bits=8)).values()}
+        bits = {entry.bits for entry in plan.front().plan(ts.Bytes(0.3, bits=(8,))).values()}
         assert bits <= {8, None}
         assert 8 in bits
 
@@ -204,4 +204,4 @@ def test_what_can_be_combined() -> None:
     with pytest.raises(InputError, match="cannot be combined"):
         ts.Drop(0.01) & ts.Macs(0.4)
     with pytest.raises(TypeError):
-        ts.Macs(0.4) & 0.5  # type: ignore[operator]
+        ts.Macs(0.4) & 0.5

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from solving.reference_rounding import composed_by_loops, loss, quadratic_form
 from tensigma.calibration import LayerStats
 from tensigma.errors import InputError
-from tensigma.layers import HALF, Geometry, cost, grid_of, kernels_of, packed_bytes
+from tensigma.layers import HALF, Geometry, cost, grid_of, kernels_of, packed_bytes, to_kernels
 from tensigma.linalg import Metric
 from tensigma.solving import Solutions, Treatment, method_of, norm_of, solve
 from tensigma.solving.chains import Stage, StageProblem, composed
@@ -128,9 +128,9 @@ def test_errors_of_a_rounded_layer_are_its_own(name: str, ranks: tuple[int, ...]
             geometry=geometry, method=method, norm=norm_of("centred"), format=method.format(ranks), bits=bits
         )
         solution = solve(treatment, layer, stats)
-        dense = composed(
-            [Stage(module.weight.detach().unflatten(0, (module.groups, -1))) for module in solution.modules]
-        )  # type: ignore[operator, arg-type]
+        stages = [Geometry.of(module) for module in solution.modules]
+        weights = [module.weight.detach() for module in solution.modules if isinstance(module, nn.Conv2d)]
+        dense = composed([Stage(to_kernels(*pair)) for pair in zip(weights, stages, strict=True)])
         assert dense is not None
         error = metric.relative_error(kernel, dense)
         assert solution.error == pytest.approx(error, rel=1e-4, abs=1e-5)

@@ -4,6 +4,10 @@ The loss that is shared out is the sum of the losses of all layers, −log(1 −
 its weight, 1 by default. Going along the convex hulls of the layers' curves, steepest step first, visits every
 Lagrangian optimum in turn; what is left of a budget after the last step that fits is spent on options between the
 corners.
+
+Several limits each get a price, a Lagrange multiplier; each layer takes the option with the lowest loss plus price of
+its costs. A price rises until its limit is kept, the prices after it being found anew each time. What is left within
+all limits is again spent on single improvements, best value first.
 """
 
 from __future__ import annotations
@@ -13,7 +17,17 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
+
 from tensigma.planning.curves import Measure, Option, hull, pareto
+
+Numbers = npt.NDArray[np.float64]
+# Halvings of the range of a price: with one price within another, as many passes as the product.
+_HALVINGS = 24
+_LOWEST, _HIGHEST = 1e-7, 1e9
+# Costs are sums of floating-point numbers.
+_SLACK = 1 + 1e-9
 
 
 class Allocation:
@@ -95,3 +109,107 @@ class Allocation:
     def _corner(self, chosen: Mapping[str, Option]) -> tuple[float, float]:
         mean = sum(option.error2 for option in chosen.values()) / max(len(chosen), 1)
         return sum(self._price(option) for option in chosen.values()), math.sqrt(mean)
+
+
+class SeveralLimits:
+    """Options of several layers under a limit for each of several measures; all limits are above 0."""
+
+    def __init__(
+        self,
+        curves: Mapping[str, Sequence[Option]],
+        limits: Mapping[Measure, float],
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        self.limits = dict(limits)
+        self._names = list(curves)
+        self._options = [_undominated(curves[name], list(limits)) for name in self._names]
+        width = max(map(len, self._options), default=0)
+        # (layers, options, measures), as shares of the limits; what fills up the rows costs and loses too much.
+        self._costs = np.full((len(self._names), width, len(limits)), np.inf)
+        self._losses = np.full((len(self._names), width), np.inf)
+        for row, (name, options) in enumerate(zip(self._names, self._options, strict=True)):
+            weight = (weights or {}).get(name, 1.0)
+            for column, option in enumerate(options):
+                self._losses[row, column] = weight * option.loss
+                for place, (measure, limit) in enumerate(limits.items()):
+                    self._costs[row, column, place] = option.price(measure) / limit
+
+    def choose(self) -> dict[str, Option] | None:
+        """The best option of every layer within all limits; None if there is no such choice."""
+        chosen = self._priced(self._losses)
+        return None if chosen is None else self._named(self._filled(chosen))
+
+    def least(self, measure: Measure) -> float | None:
+        """The lowest cost by ``measure`` within the limits of all others; None if these cannot be kept together."""
+        place = list(self.limits).index(measure)
+        others = [index for index in range(len(self.limits)) if index != place]
+        costs = self._costs
+        self._costs = costs[..., others]
+        try:
+            chosen = self._priced(np.where(np.isfinite(self._losses), costs[..., place], np.inf))
+        finally:
+            self._costs = costs
+        return None if chosen is None else float(self._spent(chosen)[place]) * self.limits[measure]
+
+    def _priced(self, losses: Numbers) -> npt.NDArray[np.intp] | None:
+        """The indices of the options with the lowest loss at the lowest prices that keep all limits."""
+        return self._search(losses, 0)
+
+    def _search(self, losses: Numbers, place: int) -> npt.NDArray[np.intp] | None:
+        if place == self._costs.shape[2]:
+            return losses.argmin(1)
+
+        def at(price: float) -> npt.NDArray[np.intp] | None:
+            # Not inf · 0 where rows are filled up.
+            costs = np.where(np.isfinite(self._losses), self._costs[..., place], 0.0)
+            chosen = self._search(losses + price * costs, place + 1)
+            return chosen if chosen is not None and self._spent(chosen)[place] <= _SLACK else None
+
+        best = at(0.0)
+        if best is not None:
+            return best
+        best = at(_HIGHEST)
+        low, high = np.log(_LOWEST), np.log(_HIGHEST)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            chosen = at(float(np.exp(middle)))
+            low, high = (low, middle) if chosen is not None else (middle, high)
+            best = best if chosen is None else chosen
+        return best
+
+    def _spent(self, chosen: npt.NDArray[np.intp]) -> Numbers:
+        total: Numbers = self._costs[np.arange(len(chosen)), chosen].sum(0)
+        return total
+
+    def _filled(self, chosen: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Single changes that lower the loss within all limits, best value for what is left first."""
+        rows = np.arange(len(chosen))
+        finite = np.isfinite(self._losses)
+        while True:
+            left = np.maximum(1 - self._spent(chosen), 0)
+            extra = np.where(finite[..., None], self._costs, np.inf) - self._costs[rows, chosen][:, None, :]
+            saved = self._losses[rows, chosen][:, None] - self._losses
+            fits = (extra <= left * _SLACK).all(2) & (saved > 0)
+            if not fits.any():
+                return chosen
+            shares = np.maximum(np.where(fits[..., None], extra, 0), 0) / np.maximum(left, 1e-12)
+            value = np.where(fits, saved / (shares.sum(2) + 1e-9), -np.inf)
+            row, column = np.unravel_index(value.argmax(), value.shape)
+            chosen = chosen.copy()
+            chosen[row] = column
+
+    def _named(self, chosen: npt.NDArray[np.intp]) -> dict[str, Option]:
+        return {name: options[index] for name, options, index in zip(self._names, self._options, chosen, strict=True)}
+
+
+def _undominated(options: Sequence[Option], measures: Sequence[Measure]) -> list[Option]:
+    """The options that no other beats in all costs and in loss; the first of equal ones."""
+    table = np.array([[*(option.price(measure) for measure in measures), option.loss] for option in options])
+    kept = []
+    for index, row in enumerate(table):
+        no_worse = (table <= row).all(1)
+        better = no_worse & (table < row).any(1)
+        equal = no_worse & ~better
+        if not better.any() and not equal[:index].any():
+            kept.append(options[index])
+    return kept

@@ -1,20 +1,40 @@
-"""The cost and error of each way to treat a layer: the curves by which a budget is shared out."""
+"""The cost and error of each way to treat a layer: the curves by which a budget is shared out.
+
+Where a budget counts bytes, options with weights of few bits are added. The errors of cutting ranks and of rounding add
+up as squares. What rounding adds is measured, not derived: for every layer with its kernel as it is, and for one layer
+of every shape with two sets of ranks of every method, at 4 bits and at fewer if they are allowed. Between measured
+ranks it is interpolated; every bit beyond the fourth divides it by four.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from tensigma.layers import Cost
-from tensigma.linalg import RankTuple
-from tensigma.solving import Candidate, Method, energy_views
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensigma.layers import HALF, Cost
+from tensigma.linalg import Factors, Metric, RankTuple
+from tensigma.solving import DENSE_METHOD, Candidate, Method, energy_views, rounding_error, side_by_side
 
 #: The unit of cost.
 Measure = Literal["params", "macs", "bytes", "seconds"]
 # The largest squared error that counts, so that the loss stays finite: a layer cannot lose more than everything.
 _MOST = 1 - 1e-9
+# Bits at which errors are measured; those of more bits follow.
+_MEASURED = 4
+# Ranks that are measured, as shares of the parameters of the dense layer.
+_SHARES = (0.25, 0.75)
+# Rows of a wide kernel that tell its error.
+_ROWS = 32
+# Few steps of a solver: what rounding adds hardly depends on the last per cent.
+_ROUGH = {"max_sweeps": 4, "tol": 1e-2}
+# Shares of parameters, what rounding adds to the squared error there, and by which factor fewer bits add more.
+_Points = tuple[list[float], list[float], dict[int, float]]
 
 
 @dataclass(frozen=True)
@@ -102,3 +122,127 @@ def hull(front: Sequence[Option], measure: Measure) -> list[Option]:
 def _gain(cheaper: Option, dearer: Option, measure: Measure) -> float:
     """Loss saved per unit of cost by moving from one option to a more expensive one."""
     return (cheaper.loss - dearer.loss) / (dearer.price(measure) - cheaper.price(measure))
+
+
+class BitCurves:
+    """What rounding adds to the errors of the options of layers; measured when it is first asked for."""
+
+    def __init__(self, layers: Sequence[Candidate], curves: Mapping[str, Sequence[Option]]) -> None:
+        self._layers = {layer.name: layer for layer in layers}
+        self._curves = curves
+        self._dense: dict[tuple[str, int], float] = {}
+        self._points: dict[tuple[object, str], _Points] = {}
+
+    def with_bits(self, curves: Mapping[str, Sequence[Option]], bits: Sequence[int]) -> dict[str, list[Option]]:
+        """``curves`` with every option also at these bits. None takes more multiply-adds than the dense layer."""
+        # Layers of one shape share what was measured, so shapes are measured first, each once.
+        few = [number for number in bits if number < _MEASURED]
+        shapes: dict[object, Candidate] = {}
+        for layer in self._layers.values():
+            shapes.setdefault(_shape(layer), layer)
+        missing = [layer for shape, layer in shapes.items() if not self._knows(shape, layer, few)]
+
+        def done(layer: Candidate, points: dict[str, _Points]) -> None:
+            for method, measured in points.items():
+                self._points[_shape(layer), method] = measured
+
+        side_by_side(missing, lambda layer: self._measure(layer, few), geometry=lambda layer: layer.geometry, done=done)
+        return {name: self._options(self._layers[name], options, bits) for name, options in curves.items()}
+
+    def _knows(self, shape: object, layer: Candidate, few: Sequence[int]) -> bool:
+        return all(
+            (shape, method.name) in self._points
+            and all(number in self._points[shape, method.name][2] for number in few)
+            for method in _methods(self._curves[layer.name])
+        )
+
+    def _options(self, layer: Candidate, options: Sequence[Option], bits: Sequence[int]) -> list[Option]:
+        dense = options[0]
+        grown = [option for option in options if option.cost.macs <= dense.cost.macs]
+        allowed = [number for number in bits if number >= layer.least_bits]
+        for option in grown[1:]:
+            assert option.method is not None
+            assert option.ranks is not None
+            format = option.method.format(option.ranks)
+            share = option.cost.params / dense.cost.params
+            for number in allowed:
+                added = self._added(layer, option.method, share, number)
+                cost = layer.cost_in(format, number)
+                grown.append(replace(option, cost=cost, error2=min(option.error2 + added, 1.0), bits=number))
+        if DENSE_METHOD.why_not(layer.geometry, layer.norm) is None:
+            for number in allowed:
+                cost = layer.cost_in(DENSE_METHOD.format(()), number)
+                lost = min(self._of_dense(layer, number), 1.0)
+                seconds = dense.seconds
+                grown.append(Option(DENSE_METHOD, (), cost, lost, seconds=seconds, bits=number))
+        return grown
+
+    def _of_dense(self, layer: Candidate, bits: int) -> float:
+        if bits == HALF:
+            return 0.0
+        if bits > _MEASURED:
+            return self._of_dense(layer, _MEASURED) * 4.0 ** (_MEASURED - bits)
+        if (layer.name, bits) not in self._dense:
+            kernel, metric = _view(layer)
+            rows = torch.arange(0, len(kernel), max(1, len(kernel) // _ROWS))
+            self._dense[layer.name, bits] = rounding_error(kernel[rows], None, metric, bits) ** 2
+        return self._dense[layer.name, bits]
+
+    def _added(self, layer: Candidate, method: Method, share: float, bits: int) -> float:
+        if bits == HALF:
+            return 0.0
+        shares, errors, ratios = self._points[_shape(layer), method.name]
+        added = float(np.interp(share, [0.0, *shares], [0.0, *errors]))
+        return added * (ratios[bits] if bits < _MEASURED else 4.0 ** (_MEASURED - bits))
+
+    def _measure(self, layer: Candidate, few: Sequence[int]) -> dict[str, _Points]:
+        """Method → what rounding adds at some shares of the parameters, and how much more fewer bits add."""
+        measured: dict[str, _Points] = {}
+        kernel, metric = _view(layer)
+        dense = self._curves[layer.name][0].cost.params
+        for method in _methods(self._curves[layer.name]):
+            options = [option for option in self._curves[layer.name] if option.method == method]
+            picked = {_nearest(options, share * dense).ranks: _nearest(options, share * dense) for share in _SHARES}
+            points: list[tuple[float, float]] = []
+            ratios: dict[int, float] = {}
+            for option in sorted(picked.values(), key=lambda option: option.cost.params):
+                assert option.ranks is not None
+                rough = {key: value for key, value in _ROUGH.items() if key in method.options}
+                fit = method.fit(kernel, option.ranks, metric, {**rough, **_seed(layer, method)})
+                added = _added(fit.factors, method, kernel, metric, _MEASURED)
+                points.append((option.cost.params / dense, added))
+                ratios = {
+                    number: max(1.0, _added(fit.factors, method, kernel, metric, number) / max(added, 1e-9))
+                    for number in few
+                }
+            measured[method.name] = ([x for x, _ in points], [y for _, y in points], ratios)
+        return measured
+
+
+def _added(factors: Factors, method: Method, kernel: Tensor, metric: Metric, bits: int) -> float:
+    """What rounding adds to the squared relative error of factors; never nothing, since it may fit them better too."""
+    before = metric.relative_error(kernel, factors.to_dense()) ** 2
+    stages = method.format_type.kernels(factors)
+    return max(rounding_error(kernel, stages, metric, bits) ** 2 - before, 4.0**-bits / 100)
+
+
+def _seed(layer: Candidate, method: Method) -> dict[str, int]:
+    return {key: value for key, value in layer.options.items() if key == "seed" and key in method.options}
+
+
+def _nearest(options: Sequence[Option], params: float) -> Option:
+    return min(options, key=lambda option: abs(option.cost.params - params))
+
+
+def _methods(options: Sequence[Option]) -> list[Method]:
+    return list(dict.fromkeys(option.method for option in options if option.method is not None))
+
+
+def _shape(layer: Candidate) -> object:
+    return (layer.geometry, layer.norm.name)
+
+
+def _view(layer: Candidate) -> tuple[Tensor, Metric]:
+    """The kernel of the first group and the metric under which it is rounded."""
+    kernel, metric = energy_views(layer.kernels, layer.norm.targets(layer.geometry, layer.stats))[0]
+    return kernel, metric.to(kernel)

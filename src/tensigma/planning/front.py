@@ -12,18 +12,16 @@ from typing import Any, ClassVar
 
 from tensigma.errors import InputError
 from tensigma.linalg import RankTuple
-from tensigma.planning.allocation import Allocation
-from tensigma.planning.bits import BitCurves
-from tensigma.planning.budgets import AllOf, CostBudget, Params, bits_allowed
-from tensigma.planning.curves import Measure, Option
+from tensigma.planning.allocation import Allocation, SeveralLimits
+from tensigma.planning.budgets import AllOf, CostBudget, Params, bits_allowed, unreachable
+from tensigma.planning.curves import BitCurves, Measure, Option
 from tensigma.planning.entry import CompressedEntry, DenseEntry
 from tensigma.planning.latency import Clock, Latency
 from tensigma.planning.planning_store import PlanningStore
 from tensigma.planning.plans import Plan
-from tensigma.planning.several import SeveralLimits
 from tensigma.planning.weighing import Weigher
 from tensigma.running import Listener, Wanted, WeightedProgress, reporter, runtime_facts, silent
-from tensigma.solving import DENSE_METHOD, Candidate, Method, Solutions, Treatment, side_by_side
+from tensigma.solving import Candidate, Method, Solutions, Treatment, side_by_side
 
 # Small layers take as long as their solvers need to start, whatever their size.
 _SMALLEST = 2_000_000
@@ -237,48 +235,6 @@ class ParetoFront:
             about = {"batch": budget.batch, **runtime_facts(clock.table.runtime)}
             self._timed[key] = _Timed(curves, total, after, about)
         return self._timed[key]
-
-
-def check_reachable(
-    drafts: Sequence[DenseEntry | CompressedEntry | Candidate],
-    n_params: int,
-    n_bytes: int,
-    budget: CostBudget | AllOf,
-) -> None:
-    """Refuse a budget that not even ranks of 1 would keep, which follows from shapes, before any curve is computed."""
-    entries = [draft for draft in drafts if not isinstance(draft, Candidate)]
-    candidates = [draft for draft in drafts if isinstance(draft, Candidate)]
-    bits = bits_allowed(budget)
-    for part in budget.parts:
-        field = part.field
-        if field == "seconds" or (field == "macs" and any(layer.input_size is None for layer in candidates)):
-            continue
-        dense = sum(getattr(layer.cost(None), field) for layer in candidates)
-        before, after = (sum(getattr(getattr(entry, at), field) for entry in entries) for at in ("before", "after"))
-        total = {"params": n_params, "bytes": n_bytes}.get(field, dense + before)
-        smallest = total - dense - (before - after) + sum(_least(layer, field, bits) for layer in candidates)
-        if smallest > part.share * total:
-            raise unreachable(part, total, smallest)
-
-
-def _least(layer: Candidate, field: str, bits: Sequence[int]) -> int:
-    formats = [None, *(method.format((1,) * len(method.rank_names)) for method in layer.choices)]
-    costs = [layer.cost_in(format) for format in formats]
-    allowed = [number for number in bits if number >= layer.least_bits]
-    if allowed:
-        costs += [layer.cost_in(format or DENSE_METHOD.format(()), min(allowed)) for format in formats]
-    return min(getattr(cost, field) for cost in costs)
-
-
-def unreachable(budget: CostBudget, total: float, smallest: float) -> InputError:
-    """The error for a budget below what the lowest ranks leave."""
-    return InputError(
-        f"no plan leaves {budget.share:.4g} of the {budget.show(total)}: with the lowest ranks the "
-        f"layers that may be compressed still leave {budget.show(smallest)}, a share of "
-        f"{smallest / (total or 1):.4g}; ask for more, or let more layers be compressed "
-        "({layers}, {skip})",
-        parameters=("layers", "skip"),
-    )
 
 
 def _unreachable_together(budget: CostBudget | AllOf, priced: _Priced, several: SeveralLimits) -> InputError:

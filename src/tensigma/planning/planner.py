@@ -14,10 +14,10 @@ from torch import nn
 from tensigma.calibration import Calibration
 from tensigma.errors import InputError, PlanWarning
 from tensigma.layers import Layer, find_layers, kernels_of
-from tensigma.planning.budgets import AllOf, Budget, CostBudget, bits_allowed
+from tensigma.planning.budgets import AllOf, Budget, CostBudget, bits_allowed, check_reachable
 from tensigma.planning.drop import Drop, Judge, smallest_plan
 from tensigma.planning.entry import CompressedEntry, DenseEntry
-from tensigma.planning.front import ParetoFront, check_reachable, compressed_entry, dense_entry
+from tensigma.planning.front import ParetoFront, compressed_entry, dense_entry
 from tensigma.planning.planning_store import PlanningStore
 from tensigma.planning.plans import Plan
 from tensigma.planning.preparation import Prepared, prepare

@@ -178,7 +178,8 @@ def _patch_map(before: Tensor, taps: tuple[int, ...]) -> Tensor:
 def _split(matrix: Tensor, n_channels: int, own: tuple[int, ...], later: tuple[int, ...]) -> Tensor:
     """Columns (c, *taps) in the order (c, own taps, later taps)."""
     shape: list[int] = []
-    order_own, order_later = [], []
+    order_own: list[int] = []
+    order_later: list[int] = []
     for mine, theirs in zip(own, later, strict=True):
         (order_later if theirs > 1 else order_own).append(2 + len(shape))
         shape.append(max(mine, theirs))
