@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,18 @@ from peers import quoted
 from peers.catalogue import PEERS
 from peers.comparison import ours_beside
 from peers.job import TRACKS
+from peers.pictures import drawable, panels, picture
 from peers.records import Record, Records, failed
 from peers.run import ORIGINAL, missing_cells
 from peers.subjects import SUBJECTS
 from tensigma.files import whole_file
-from tensigma.report import Line, Panel, draw
+from tensigma.report import draw
 
 _TRACKS = {
     "closed": "Unlabelled images and nothing else",
     "label-free": "One epoch of training towards the original's answers",
     "labels": "One epoch of training with labels",
 }
-_MEASURES = {"params": "parameters", "macs": "multiply-adds", "bytes": "bytes", "time_ratio": "time in ONNX Runtime"}
 _HEAD = """# Beside the peers
 
 Other tools on the very same weights, calibration images and test images as Tensigma, each in an environment of its own,
@@ -78,7 +79,7 @@ def section(name: str, title: str, known: list[Record], records: Records) -> lis
         )
     for track in TRACKS:
         rows = [record for record in known if record["track"] == track and record["peer"] != ORIGINAL]
-        plain = [record for record in rows if not PEERS[record["peer"]].quantizes]
+        plain = sizes_only(rows)
         if plain:
             parts += [f"### {_TRACKS[track]}", *figures(name, track, plain), table(plain, records)]
         quantized = [record for record in rows if PEERS[record["peer"]].quantizes]
@@ -123,48 +124,12 @@ def short(count: float) -> str:
 
 def figures(name: str, track: str, rows: list[Record]) -> list[str]:
     words = "Top-1 against parameters, multiply-adds, bytes and time"
-    return [f"![{words}]({picture(name, track)})"] if drawn(rows) else []
+    return [f"![{words}]({picture(name, track)})"] if drawable(rows) else []
 
 
-def picture(name: str, track: str) -> str:
-    return f"peers/{name}-{track}.svg"
-
-
-def drawn(rows: list[Record]) -> bool:
-    """Whether there is a line to draw: some tool at two rates."""
-    counts = Counter(record["peer"] for record in rows if not failed(record))
-    return any(count > 1 for count in counts.values())
-
-
-def panels(rows: list[Record], original: Record) -> list[Panel]:
-    found = [peer for peer in PEERS if any(record["peer"] == peer and not failed(record) for record in rows)]
-    return [
-        Panel(
-            title=f"top-1 against {words}",
-            x_label=f"share of the original's {words}",
-            y_label="top-1, %",
-            reference=original["top1"],
-            lines=[
-                Line(
-                    name=PEERS[peer].title,
-                    points=[
-                        (
-                            record[measure] / original.get(measure, 1.0)
-                            if measure != "time_ratio"
-                            else record[measure],
-                            record["top1"],
-                        )
-                        for record in rows
-                        if record["peer"] == peer and not failed(record)
-                    ],
-                    # There are eight colours.
-                    dashed=index >= 8,
-                )
-                for index, peer in enumerate(found)
-            ],
-        )
-        for measure, words in _MEASURES.items()
-    ]
+def sizes_only(rows: Iterable[Record]) -> list[Record]:
+    """Without the original and without quantized models."""
+    return [record for record in rows if record["peer"] in PEERS and not PEERS[record["peer"]].quantizes]
 
 
 def write(records: Records, docs: Path, runtimes: str = "") -> None:
@@ -172,14 +137,8 @@ def write(records: Records, docs: Path, runtimes: str = "") -> None:
     for subject in SUBJECTS.values():
         original = records.find(ORIGINAL, subject.name, 1.0, "closed")
         for track in TRACKS:
-            rows = [
-                record
-                for record in records
-                if (record["model"], record["track"]) == (subject.name, track)
-                and record["peer"] != ORIGINAL
-                and not PEERS[record["peer"]].quantizes
-            ]
-            if original is not None and drawn(rows):
+            rows = sizes_only(r for r in records if (r["model"], r["track"]) == (subject.name, track))
+            if original is not None and drawable(rows):
                 title = f"{subject.title}: {_TRACKS[track].lower()}"
                 draw(panels(rows, original), docs / picture(subject.name, track), title=title)
     with whole_file(docs / "peers.md") as partial:

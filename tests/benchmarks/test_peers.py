@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from peers.alds_rule import Choice, Spectrum, allocate, factors
 from peers.catalogue import PEERS, Peer
 from peers.comparison import Difference, ours_beside
 from peers.counting import macs_of
-from peers.environments import NoEnvironment, python_of, reason, requirements
+from peers.environments import NoEnvironment, make, python_of, reason, requirements
 from peers.factorised import conv, layers_of, linear
 from peers.job import TRACKS, Job
 from peers.judge import Judge, to_onnx
+from peers.pictures import picture
 from peers.records import Records, tracks_of
 from peers.run import Bench
 from peers.search import n_params, nearest_above
@@ -107,6 +109,19 @@ def test_an_environment_that_cannot_be_made_says_why_once(tmp_path: Path, monkey
     assert attempts == ["requirements-aimet.txt"]
     assert reason("Collecting x\nERROR: no such version\nhint: none") == "ERROR: no such version"
     assert reason("Traceback\nValueError: too small\n") == "ValueError: too small"
+
+
+@pytest.mark.slow
+def test_an_environment_shares_what_is_installed_here(tmp_path: Path) -> None:
+    pytest.importorskip("pip")
+    wanted = tmp_path / "requirements.txt"
+    wanted.write_text(f"numpy=={np.__version__}\n")
+    assert make(tmp_path / "made", wanted) is None
+    code = "import numpy, sys; print(numpy.__file__, sys.prefix)"
+    done = subprocess.run(
+        [tmp_path / "made" / "bin" / "python", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [np.__file__, str(tmp_path / "made")]
 
 
 def test_a_search_ends_at_the_nearest_setting_above() -> None:
@@ -317,7 +332,7 @@ def test_the_page_says_who_is_behind_and_what_has_not_run(tmp_path: Path) -> Non
     for table in page.table([entry for entry in records if entry["peer"] != "original"], records), page.quoted.table():
         assert len({line.replace("\\|", "").count("|") for line in table.splitlines()}) == 1
     page.write(records, tmp_path / "docs")
-    assert (tmp_path / "docs" / page.picture("resnet20", "closed")).read_bytes().startswith(b"<?xml")
+    assert (tmp_path / "docs" / picture("resnet20", "closed")).read_bytes().startswith(b"<?xml")
     assert (tmp_path / "docs" / "peers.md").read_text(encoding="utf-8") == text
 
 
