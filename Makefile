@@ -9,9 +9,9 @@ PYTEST_WORKERS ?= 2
 # Share of the full torture, which takes hours.
 TORTURE_SCALE ?= 1.0
 
-.PHONY: help demo test quick lint bench torture zoo docs clean
+.PHONY: help demo test quick lint bench bench-peers torture zoo docs clean
 help: ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-11s %s\n", $$1, $$2}'
 
 # One stamp per set of extras: reinstalled only when the project's own dependency lists change.
 $(VENV)/.pip:
@@ -46,6 +46,10 @@ bench: $(VENV)/.dev ## speed and memory beside peers, as ratios within one run
 	$(BIN)/python benchmarks/solvers.py
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/export.py
+
+bench-peers: $(VENV)/.dev ## other tools and runtimes on the same weights, for hours; continues where it stopped
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtimes.py $(RUNTIMES_ARGS)
+	OMP_NUM_THREADS=1 PYTHONPATH=benchmarks $(BIN)/python -m peers $(PEERS_ARGS)
 
 torture: $(VENV)/.dev ## break it on purpose: kills, damaged files, odd networks; TORTURE_SCALE=0.1 for a tenth
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m torture --scale $(TORTURE_SCALE) --out results/torture.json

@@ -14,8 +14,9 @@ from support_timing import FakeClock
 from tensigma.files import seal
 from tensigma.layers import Geometry
 from tensigma.running import Chain, TimeTable, runtime_of
+from tensigma.running.chains import onnx_graph
 from tensigma.running.timetable import cache_folder
-from tensigma.running.timing import Eager, OnnxRuntime, measure, onnx_graph
+from tensigma.running.timing import Eager, OnnxRuntime, measure
 
 
 def _chain(n: int = 4) -> Chain:
@@ -79,11 +80,23 @@ def test_graphs_compute_shapes_as_the_layers_do(case: LayerCase) -> None:
     assert found.shape == layer(case.inputs(3, dtype=torch.float32)).shape
 
 
-@pytest.mark.parametrize("name", ["eager", "onnxruntime"])
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("case", GEOMETRIES)
+def test_openvino_computes_the_same_chains(case: LayerCase) -> None:
+    openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed (extra openvino)")
+    pytest.importorskip("onnx")
+    layer = case.layer(dtype=torch.float32)
+    chain = Chain.of(Geometry.of(layer), None, case.size, batch=3)
+    (found,) = runtime_of("openvino").runner(chain)().values()  # type: ignore[attr-defined]
+    assert found.shape == layer(case.inputs(3, dtype=torch.float32)).shape
+    assert runtime_of("openvino").about()["openvino"] == openvino.get_version()
+
+
+@pytest.mark.parametrize("name", ["eager", "onnxruntime", "openvino"])
 def test_more_work_takes_longer(name: str) -> None:
     """The one test that starts a clock: a ratio of a thousand in work, seen as a ratio of two in time."""
-    if name == "onnxruntime":
-        pytest.importorskip("onnxruntime")
+    if name != "eager":
+        pytest.importorskip(name, reason=f"{name} is not installed")
         pytest.importorskip("onnx")
     few, many = (Chain.of(Geometry.of(nn.Linear(n, n)), None, ()) for n in (32, 1024))
     state = torch.get_rng_state()
@@ -100,3 +113,5 @@ def test_auto_is_onnx_runtime_where_it_can_run(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(runtime_of("auto"), Eager)
     with pytest.raises(ImportError, match=r"tensigma\[onnx\]"):
         runtime_of("onnxruntime")
+    with pytest.raises(ImportError, match=r"tensigma\[onnx,openvino\]"):
+        runtime_of("openvino")

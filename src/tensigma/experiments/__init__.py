@@ -1,5 +1,6 @@
 """The paper's tables and figures, two experiments of our own, and the demonstration."""
 
+from tensigma.experiments.balf import BALF
 from tensigma.experiments.catalogue import CONFIGS, NAMES, PAPER, configs_of, load_config
 from tensigma.experiments.demo import (
     DEFAULT,
@@ -13,6 +14,7 @@ from tensigma.experiments.demo import (
     n_trials,
     train_once,
 )
+from tensigma.experiments.hits import advantage, pack_hits, unpack_hits
 from tensigma.experiments.paper_page import write_html, write_page
 from tensigma.experiments.quick import quick_form
 from tensigma.experiments.reproduction import ReproductionProgress, State, current_cells, reproduce, state_of
@@ -23,6 +25,7 @@ from tensigma.experiments.tables import markdown
 from tensigma.experiments.workshop import Overrides
 
 __all__ = [
+    "BALF",
     "CONFIGS",
     "DEFAULT",
     "MODEL",
@@ -37,6 +40,7 @@ __all__ = [
     "State",
     "TrainingProgress",
     "Trial",
+    "advantage",
     "compare",
     "configs_of",
     "current_cells",
@@ -44,11 +48,13 @@ __all__ = [
     "load_config",
     "markdown",
     "n_trials",
+    "pack_hits",
     "quick_form",
     "reproduce",
     "section_of",
     "state_of",
     "train_once",
+    "unpack_hits",
     "write_html",
     "write_page",
 ]

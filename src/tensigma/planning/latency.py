@@ -38,8 +38,8 @@ class Latency(CostBudget):
 
     Args:
         share: What may remain: 0.6 means sixty per cent.
-        runtime: ``"onnxruntime"``, ``"eager"`` (PyTorch itself, on the model's device), or ``"auto"``: ONNX Runtime
-            where it is installed and the model is on the CPU.
+        runtime: ``"onnxruntime"``, ``"openvino"``, ``"eager"`` (PyTorch itself, on the model's device), or ``"auto"``:
+            ONNX Runtime where it is installed and the model is on the CPU.
         batch: Samples at a time. What is fast one by one need not be fast in batches.
         cache: A folder for the times; ``$TENSIGMA_CACHE`` or the user's cache folder by default.
 
@@ -50,7 +50,7 @@ class Latency(CostBudget):
     unit: ClassVar[str] = "seconds"
     field: ClassVar[Measure] = "seconds"
     _: KW_ONLY
-    runtime: Literal["auto", "onnxruntime", "eager"] = "auto"
+    runtime: Literal["auto", "onnxruntime", "openvino", "eager"] = "auto"
     batch: int = 1
     cache: str | os.PathLike[str] | None = None
 

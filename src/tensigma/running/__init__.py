@@ -15,6 +15,7 @@ from tensigma.running.batches import (
     target_labels,
 )
 from tensigma.running.borrowing import allows_gradients, borrowed, device_of, kept_rng, run, seed_all
+from tensigma.running.chains import Chain
 from tensigma.running.copying import copied
 from tensigma.running.digests import Digest, content_digest, content_digests, tensors_of, weights_digest
 from tensigma.running.gradients import check_gradients, has_gradients
@@ -44,7 +45,7 @@ from tensigma.running.scores_tally import ScoresTally, alike, answered, right
 from tensigma.running.tallies import Tally
 from tensigma.running.thread_count import threads
 from tensigma.running.timetable import TimeTable
-from tensigma.running.timing import RUNTIMES, Chain, processor_clock, runtime_facts, runtime_of
+from tensigma.running.timing import RUNTIMES, processor_clock, runtime_facts, runtime_of
 
 __all__ = [
     "RUNTIMES",

@@ -15,8 +15,9 @@ from torch import distributed as dist
 
 from tensigma.errors import StoreError
 from tensigma.files import check_seal, read_json, seal, whole_file
+from tensigma.running.chains import Chain
 from tensigma.running.processes import process_group, rank_and_size
-from tensigma.running.timing import Chain, Runtime, measure
+from tensigma.running.timing import Runtime, measure
 
 FORMAT = "tensigma-timings"
 VERSION = 1

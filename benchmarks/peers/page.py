@@ -1,0 +1,145 @@
+"""docs/peers.md and its pictures, from the records alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from peers import quoted
+from peers.catalogue import PEERS
+from peers.comparison import ours_beside
+from peers.job import TRACKS
+from peers.pictures import drawable, panels, picture
+from peers.records import Record, Records, failed
+from peers.run import ORIGINAL, missing_cells
+from peers.subjects import SUBJECTS
+from tensigma.files import whole_file
+from tensigma.report import draw
+
+_TRACKS = {
+    "closed": "Unlabelled images and nothing else",
+    "label-free": "One epoch of training towards the original's answers",
+    "labels": "One epoch of training with labels",
+}
+_HEAD = """# Beside the peers
+
+Other tools on the very same weights, calibration images and test images as Tensigma, each in an environment of its own,
+and all judged from files by one program. `make bench-peers` runs what has no result yet and writes this page;
+`results/benchmark_peers.json` has every figure, with the hits image by image.
+
+- **closed**: nothing but unlabelled images (2,000 of CIFAR, 1,000 of ImageNet). **label-free**: the same, then one
+  epoch of Adam towards the original's answers. **labels**: the same with labels instead. All take the same steps.
+- **rate**: parameters before ÷ after. Tensigma keeps the budget or falls below it; a tool whose setting cannot meet the
+  rate is given the nearest setting with *more* parameters, which is to its advantage. AIMET alone shares out a target
+  by itself, which is set to the rate and met roughly.
+- **parameters**, **MACs** and **bytes** are shares of the original's; bytes are those of the ONNX file. **time**: one
+  image in ONNX Runtime on one thread, as a share of the original's in the same run. **seconds** and **memory** are the
+  processor time and the peak of the tool's process while it compressed, calibration included.
+- **Tensigma − it**: difference in top-1 on the same images, with a paired 95 % bootstrap interval; *level* where that
+  holds 0. INT8 is compared with Tensigma's own INT8 at the same rate.
+- One run and one seed. Tools are used as their documentation shows, in one step; training schedules that their authors
+  recommend are longer than one epoch and may do better. Published results are at the end."""
+
+
+def page(records: Records, runtimes: str = "") -> str:
+    missing, total = missing_cells(records, SUBJECTS.values())
+    parts = [_HEAD, state(records, missing, total)]
+    for subject in SUBJECTS.values():
+        known = [record for record in records if record["model"] == subject.name]
+        if known:
+            parts += section(subject.name, subject.title, known, records)
+    parts += ["## Runtimes", runtimes] if runtimes else []
+    parts += [
+        "## Published, not measured here",
+        "As their authors report them: other weights, long training with labels, other test images.",
+        quoted.table(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def state(records: Records, missing: int, total: int) -> str:
+    verdicts = Counter(
+        difference.verdict for record in records if (difference := ours_beside(record, records)) is not None
+    )
+    counts = ", ".join(f"{word} in {verdicts[word]}" for word in ("ahead", "level", "behind"))
+    failures = sum(failed(record) for record in records)
+    text = f"**So far {total - missing} of {total} cells have run, {failures} of them without a model to judge.**"
+    return f"{text} Where both have a result, Tensigma is {counts}." if verdicts else text
+
+
+def section(name: str, title: str, known: list[Record], records: Records) -> list[str]:
+    original = records.find(ORIGINAL, name, 1.0, "closed")
+    parts = [f"## {title}"]
+    if original is not None:
+        parts.append(
+            f"The original: top-1 {original['top1']:.1f}, {short(original['params'])} parameters, "
+            f"{short(original['macs'])} multiply-adds, {short(original['bytes'])} bytes."
+        )
+    for track in TRACKS:
+        rows = [record for record in known if record["track"] == track and record["peer"] != ORIGINAL]
+        plain = sizes_only(rows)
+        if plain:
+            parts += [f"### {_TRACKS[track]}", *figures(name, track, plain), table(plain, records)]
+        quantized = [record for record in rows if PEERS[record["peer"]].quantizes]
+        if quantized:
+            parts += ["### INT8", table(quantized, records)]
+    return parts
+
+
+def table(rows: list[Record], records: Records) -> str:
+    original = records.find(ORIGINAL, rows[0]["model"], 1.0, "closed") or {}
+    head = ["rate", "tool", "parameters", "MACs", "bytes", "time", "top-1", "agreement", "seconds", "memory"]
+    lines = [f"| {' | '.join([*head, 'Tensigma − it'])} | |", "|---" * (len(head) + 2) + "|"]
+    for record in rows:
+        cells = [f"{record['rate']:g}", PEERS[record["peer"]].title]
+        if failed(record):
+            reason = record["failure"].replace("|", "\\|").replace("\n", " ")
+            lines.append(f"| {' | '.join(cells)} |{' – |' * (len(head) - 1)} {reason} |")
+            continue
+        cells += [share(record, original, measure) for measure in ("params", "macs", "bytes")]
+        cells += [f"{record['time_ratio']:.2f}", f"{record['top1']:.1f}", f"{record['agreement']:.1f}"]
+        cells += [f"{record['cpu_seconds']:.0f}", f"{record['peak_bytes'] / 1e9:.1f} GB"]
+        difference = ours_beside(record, records)
+        cells += ["–", ""] if difference is None else [str(difference), difference.verdict]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def share(record: Record, original: dict[str, Any], measure: str) -> str:
+    return f"{record[measure] / original[measure]:.2f}" if original else short(record[measure])
+
+
+def short(count: float) -> str:
+    """
+    >>> short(272474), short(40800000), short(980)
+    ('272 k', '40.8 M', '980')
+    """
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g} {letter}"
+    return f"{count:g}"
+
+
+def figures(name: str, track: str, rows: list[Record]) -> list[str]:
+    words = "Top-1 against parameters, multiply-adds, bytes and time"
+    return [f"![{words}]({picture(name, track)})"] if drawable(rows) else []
+
+
+def sizes_only(rows: Iterable[Record]) -> list[Record]:
+    """Without the original and without quantized models."""
+    return [record for record in rows if record["peer"] in PEERS and not PEERS[record["peer"]].quantizes]
+
+
+def write(records: Records, docs: Path, runtimes: str = "") -> None:
+    """The page and every picture that it shows."""
+    for subject in SUBJECTS.values():
+        original = records.find(ORIGINAL, subject.name, 1.0, "closed")
+        for track in TRACKS:
+            rows = sizes_only(r for r in records if (r["model"], r["track"]) == (subject.name, track))
+            if original is not None and drawable(rows):
+                title = f"{subject.title}: {_TRACKS[track].lower()}"
+                draw(panels(rows, original), docs / picture(subject.name, track), title=title)
+    with whole_file(docs / "peers.md") as partial:
+        partial.write_text(page(records, runtimes), encoding="utf-8")

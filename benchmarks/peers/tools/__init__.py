@@ -1,0 +1,1 @@
+"""One file per tool; each is run by the Python of its own environment."""
