@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -395,6 +396,86 @@ def test_alds_keeps_its_budget_and_no_layer_could_do_better(seed: int) -> None:
                 assert reached <= max(bound(spectra["a"], first), bound(spectra["b"], second)) + 1e-6
     with pytest.raises(ValueError, match="rank 1 everywhere"):
         allocate(spectra, 10.0)
+
+
+class Wide(nn.Module):
+    """Layers of every kind that tools replace, with strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 24, 3, padding=1)
+        self.strided = nn.Conv2d(24, 32, 3, stride=2, padding=1, bias=False)
+        self.pointwise = nn.Conv2d(32, 48, 1, stride=2)
+        self.head = nn.Linear(48, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.strided(torch.relu(self.first(x))))
+        return self.head(torch.relu(self.pointwise(x)).mean((2, 3)))
+
+
+#: Tools that run in this environment.
+HERE = [("alds", "alds"), ("tensorly", "tucker"), ("tensorly", "cp"), ("tensigma", "balf")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tool", "method"), HERE)
+def test_tools_come_near_their_rate(tool: str, method: str, material: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorly")
+    compress = import_module(f"peers.tools.{tool}").compress
+    images = torch.from_numpy(np.load(material / "calibration.npy"))
+    reached = []
+    for rate in (1.01, 1.5, 2.0):
+        model = Wide().eval()
+        job = job_in(material, tmp_path / "out", method=method, rate=rate)
+        small = compress(Assignment(job=job, model=copy.deepcopy(model), images=images, notes={}))
+        assert small(images).shape == model(images).shape
+        reached.append(n_params(model) / n_params(small))
+        # Those that keep a budget end above the rate, those whose setting is searched below it.
+        assert 0.9 * rate <= reached[-1] <= 1.15 * rate
+    assert reached == sorted(reached)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["tucker", "cp"])
+def test_factors_of_tensorly_become_the_layer(method: str) -> None:
+    """At full rank the layers compute what the original does; CP is given a kernel of low rank."""
+    pytest.importorskip("tensorly")
+    from peers.tools import tensorly as tool
+
+    tool.tl.set_backend("pytorch")
+    torch.manual_seed(0)
+    layer = nn.Conv2d(4, 5, 3, stride=(2, 1), padding=1)
+    x = torch.randn(2, 4, 8, 8)
+    ranks: tuple[int, ...] = (5, 4)
+    if method == "cp":
+        modes = [torch.randn(size, 1) for size in layer.weight.shape]
+        layer.weight.data = torch.einsum("tr,sr,hr,wr->tshw", *modes)
+        ranks = (1,)
+    with torch.no_grad():
+        torch.testing.assert_close(tool.factorised(layer, method, ranks, 0)(x), layer(x), rtol=1e-3, atol=1e-3)
+        for matrix in (nn.Linear(6, 4), nn.Conv2d(6, 4, 1, stride=2)):
+            inputs = torch.randn(2, 6) if isinstance(matrix, nn.Linear) else torch.randn(2, 6, 5, 5)
+            chain = tool.factorised(matrix, method, (4,), 0)
+            torch.testing.assert_close(chain(inputs), matrix(inputs), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_int8_is_judged_like_any_other_file(net: nn.Module, material: Path, tmp_path: Path) -> None:
+    from peers.tools import onnxruntime as tool
+
+    images = torch.from_numpy(np.load(material / "calibration.npy"))
+    with torch.no_grad():
+        torch.export.save(torch.export.export(net, (images[:1],)), tmp_path / "model.pt2")
+    to_onnx(tmp_path / "model.pt2").replace(material / "original.onnx")
+    job = job_in(material, tmp_path / "out", rate=1.0, tracks=("closed",))
+    do(job, tool.compress)
+    artefact = job.artefact("closed")
+    assert artefact is not None
+    assert artefact.suffix == ".onnx"
+    assert json.loads(job.facts_file("closed").read_text())["params"] == n_params(net)
+    figures = Judge.of(material).figures(artefact)
+    # Eight bits change no multiply-add.
+    assert figures["macs"] == macs_of(material / "original.onnx")
 
 
 def test_layers_to_replace_leave_out_the_first_and_grouped_ones() -> None:
