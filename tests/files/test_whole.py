@@ -158,7 +158,7 @@ def test_a_disk_without_room_is_told_and_nothing_is_left(tmp_path: Path) -> None
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, usual[1]))
     try:
-        with pytest.raises(StoreError, match="could not write .*small"):
+        with pytest.raises(StoreError, match=r"could not write .*small"):
             write(tmp_path / "small", "new", force=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)

@@ -109,7 +109,7 @@ def test_another_budget_needs_no_new_curves_or_effects(seed: int, monkeypatch: p
     model, data = TwoPaths(seed).eval(), rows(seed=seed)
     stats = ts.calibrate(model, data)
     first, wanted = (ts.plan(model, stats, budget=ts.Params(share), data=data) for share in (0.7, 0.4))
-    monkeypatch.setattr("tensigma.planning.curve_store.curve", None)
+    monkeypatch.setattr("tensigma.planning.planning_store.curve", None)
     monkeypatch.setattr("tensigma.planning.weighing.measured_effects", None)
     again = first.front().best_plan(ts.Params(0.4))
     assert again == wanted

@@ -7,6 +7,7 @@ import os
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -49,7 +50,7 @@ def torture(tally: Tally, names: tuple[str, ...] = tuple(CASES)) -> None:
     """Every case just above the least limit and with half as much again, each in a process of its own."""
     for name in names:
         for share in (1.01, 1.5):
-            outcome = _in_child(lambda name=name, share=share: _measured(CASES[name], share))
+            outcome = _in_child(partial(_measured, CASES[name], share))
             if "error" in outcome:
                 tally.add("crashed", f"{name}: {outcome['error']}")
                 continue
@@ -87,16 +88,17 @@ def _in_child(work: Callable[[], dict[str, float]]) -> dict[str, float]:
     child = os.fork()
     if not child:
         try:
-            outcome: dict[str, object] = dict(work())
+            answer: dict[str, object] = dict(work())
         except BaseException as error:
-            outcome = {"error": "".join(traceback.format_exception_only(error))}
-        os.write(writer, json.dumps(outcome).encode())
+            answer = {"error": "".join(traceback.format_exception_only(error))}
+        os.write(writer, json.dumps(answer).encode())
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
         content = stream.read()
     os.waitpid(child, 0)
-    return json.loads(content or '{"error": "killed"}')  # type: ignore[no-any-return]
+    outcome: dict[str, float] = json.loads(content or '{"error": "killed"}')
+    return outcome
 
 
 def _forget_peak() -> None:
