@@ -19,7 +19,7 @@ from torture.tally import Tally
 
 #: A share of the limit that the system may add: pages, threads, what the allocator holds back.
 SLACK = 0.05
-_LARGEST = "largest share of a limit"
+_LARGEST = "largest share of the limit"
 
 Case = Callable[[], tuple[nn.Module, list[Tensor]]]
 CASES: dict[str, Case] = {
@@ -57,9 +57,7 @@ def torture(tally: Tally, names: tuple[str, ...] = tuple(CASES)) -> None:
             taken = outcome["taken"] / outcome["limit"]
             within = taken <= 1 + SLACK
             tally.add("held" if within else "took more", f"{name}, {outcome['limit'] / 1e6:.0f} MB: {taken:.2f} times")
-            tally.facts["largest share of the limit"] = round(
-                max(taken, tally.facts.get("largest share of the limit", 0)), 3
-            )
+            tally.facts[_LARGEST] = round(max(taken, tally.facts.get(_LARGEST, 0)), 3)
 
 
 def _measured(case: Case, share: float) -> dict[str, float]:
