@@ -17,7 +17,7 @@ from tensigma.planning import PlanningProgress, SearchProgress, TrialProgress, p
 from tensigma.planning import drop as drops
 from tensigma.planning import effects as gradient_effects
 from tensigma.planning.curves import Option
-from tensigma.running import Probe
+from tensigma.running import Probe, Progress
 from tensigma.solving import Candidate
 
 pytestmark = pytest.mark.slow
@@ -48,7 +48,7 @@ def compress(
     )
 
 
-def interrupt_at(kind: type, done: int) -> Callable[[Any], None]:
+def interrupt_at(kind: type[Progress], done: int) -> Callable[[Any], None]:
     def interrupt(state: Any) -> None:
         if isinstance(state, kind) and state.done == done:
             raise KeyboardInterrupt

@@ -7,6 +7,7 @@ import os
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from torture.tally import Tally
 
 #: A share of the limit that the system may add: pages, threads, what the allocator holds back.
 SLACK = 0.05
-_LARGEST = "largest share of a limit"
+_LARGEST = "largest share of the limit"
 
 Case = Callable[[], tuple[nn.Module, list[Tensor]]]
 CASES: dict[str, Case] = {
@@ -49,15 +50,14 @@ def torture(tally: Tally, names: tuple[str, ...] = tuple(CASES)) -> None:
     """Every case just above the least limit and with half as much again, each in a process of its own."""
     for name in names:
         for share in (1.01, 1.5):
-            outcome = _in_child(lambda name=name, share=share: _measured(CASES[name], share))
+            outcome = _in_child(partial(_measured, CASES[name], share))
             if "error" in outcome:
                 tally.add("crashed", f"{name}: {outcome['error']}")
                 continue
             taken = outcome["taken"] / outcome["limit"]
             within = taken <= 1 + SLACK
             tally.add("held" if within else "took more", f"{name}, {outcome['limit'] / 1e6:.0f} MB: {taken:.2f} times")
-            largest = max(taken, tally.facts.get("largest share of the limit", 0))
-            tally.facts["largest share of the limit"] = round(largest, 3)
+            tally.facts[_LARGEST] = round(max(taken, tally.facts.get(_LARGEST, 0)), 3)
 
 
 def _measured(case: Case, share: float) -> dict[str, float]:
@@ -86,16 +86,17 @@ def _in_child(work: Callable[[], dict[str, float]]) -> dict[str, float]:
     child = os.fork()
     if not child:
         try:
-            outcome: dict[str, object] = dict(work())
+            answer: dict[str, object] = dict(work())
         except BaseException as error:
-            outcome = {"error": "".join(traceback.format_exception_only(error))}
-        os.write(writer, json.dumps(outcome).encode())
+            answer = {"error": "".join(traceback.format_exception_only(error))}
+        os.write(writer, json.dumps(answer).encode())
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
         content = stream.read()
     os.waitpid(child, 0)
-    return json.loads(content or '{"error": "killed"}')  # type: ignore[no-any-return]
+    outcome: dict[str, float] = json.loads(content or '{"error": "killed"}')
+    return outcome
 
 
 def _forget_peak() -> None:

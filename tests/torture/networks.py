@@ -58,7 +58,7 @@ def random_network(dice: random.Random) -> tuple[nn.Module, Tensor]:
         if dice.random() < 0.15:
             transposed = nn.ConvTranspose2d if axes == 2 else nn.ConvTranspose1d
             plain = {key: options[key] for key in ("stride", "dilation", "bias", "groups")}
-            layer = transposed(channels, out, kernel, **plain)
+            layer = transposed(channels, out, kernel, **plain)  # type: ignore[arg-type]
         try:
             with torch.no_grad():
                 probe = nn.Sequential(*layers, layer).eval()(images)

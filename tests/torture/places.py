@@ -102,10 +102,11 @@ def read_only(folder: Path, tally: Tally) -> None:
     if not child:
         code = 3
         try:
+            # First, because the folders above may be closed to others.
+            os.chdir(folder)
             if os.getuid() == 0:
                 os.setgid(65534)
                 os.setuid(65534)
-            os.chdir(folder)
             ts.load("small", network())
             try:
                 ts.save(network(), Path("other"))
