@@ -23,7 +23,7 @@ from tensigma.errors import ExportError, InputError, TensigmaError
 from tensigma.evaluation import count_bytes
 from tensigma.files import whole_file
 from tensigma.graphs import OnnxModel, OnnxNetwork, onnx_module, rename_outputs, usual_names
-from tensigma.running import Key, Several, borrowed, call, device_of, input_of, leaves, shape_of
+from tensigma.running import Key, Several, borrowed, call, device_of, input_of, leaves
 
 ExportFormat = Literal["onnx", "torch-export"]
 FORMATS: tuple[ExportFormat, ...] = ("onnx", "torch-export")
@@ -129,7 +129,8 @@ def export(
         raise InputError("pass {example}, a batch of inputs that the model accepts", parameters=("example",))
     inputs = call_of(model, input_of(example, input, 0))
     if not len(inputs):
-        raise InputError(f"the example has {shape_of(inputs.values[0])} and no sample in it; give at least one")
+        shape = tuple(inputs.values[0].shape)
+        raise InputError(f"the example has shape {shape} and no sample in it; give at least one")
     if format == "onnx":
         _check_onnx(model, runtime=check)
     write = _write_onnx if format == "onnx" else _write_program
