@@ -35,7 +35,7 @@ from tensigma.graphs import (
     takes_int4,
     usual_names,
 )
-from tensigma.running import Key, Several, borrowed, call, device_of, input_of, leaves, shape_of
+from tensigma.running import Key, Several, borrowed, call, device_of, input_of, leaves
 
 ExportFormat = Literal["onnx", "torch-export"]
 FORMATS: tuple[ExportFormat, ...] = ("onnx", "torch-export")
@@ -149,7 +149,8 @@ def export(
         raise InputError("pass {example}, a batch of inputs that the model accepts", parameters=("example",))
     inputs = call_of(model, input_of(example, input, 0))
     if not len(inputs):
-        raise InputError(f"the example has {shape_of(inputs.values[0])} and no sample in it; give at least one")
+        shape = tuple(inputs.values[0].shape)
+        raise InputError(f"the example has shape {shape} and no sample in it; give at least one")
     grids: dict[str, FewBits] = {}
     version = opset or _OPSET
     if format == "onnx":
