@@ -20,6 +20,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,14 +28,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from tensigma.calibration import LayerStats, Moments, summable
+from tensigma.compression.pooling import pooled
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, kernels_of, replace_, to_kernels, to_weight
 from tensigma.planning import Plan
 from tensigma.running import (
     Batch,
     Batches,
+    HaltedPasses,
     Listener,
     OutOfOrder,
+    all_notes,
     borrowed,
     call,
     copied,
@@ -42,11 +46,13 @@ from tensigma.running import (
     halted_passes,
     live_bytes,
     moved,
+    process_group,
     run,
     safe_layout,
     silent,
+    together,
 )
-from tensigma.solving import CompressionProgress, Job, Solution, Solutions, Treatment, means
+from tensigma.solving import CompressionProgress, Job, Solution, Solutions, Treatment, means, run_first
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +93,12 @@ def fit_in_sequence(
     all halted passes within ``memory`` bytes. ``model`` stays as it is. Networks that do not allow this run over
     ``fewer`` batches, if given, once per layer. Layers that some batches call more often than others, or not at all,
     are fitted to ``stats`` alone, before all others.
+
+    Under ``torchrun`` each process has its own share of the batches, and ``memory`` bytes. Moments are those of all
+    shares, the first process solves, and all continue with its solution.
     """
     batches.check_rereadable("sequential fitting (sequential=False avoids it)")
-    with borrowed(model), torch.no_grad():
+    with process_group(device_of(model)), borrowed(model), torch.no_grad():
         try:
             return _InOnePass(model, plan, stats, solutions or Solutions(), report, memory).fit(batches)
         except OutOfOrder as error:
@@ -130,11 +139,12 @@ class _Sequence:
 
     def result(self, batches: Iterable[Batch]) -> FittedInSequence:
         """All solutions, fitted on ``batches``."""
-        return FittedInSequence({name: self.solved[name] for name in self.plan.treatments}, sum(map(len, batches)))
+        samples = sum(all_notes(sum(map(len, batches))))
+        return FittedInSequence({name: self.solved[name] for name in self.plan.treatments}, samples)
 
     def _solve(self, name: str, target: nn.Module, layer_stats: LayerStats) -> None:
         job = Job(name, self.plan.treatments[name], target, layer_stats)
-        self.solved[name] = job.run(self.solutions, keep=False)
+        self.solved[name] = run_first(job, self.solutions, keep=False)
         total = len(self.plan.treatments)
         self.report(
             CompressionProgress(
@@ -162,12 +172,10 @@ class _InOnePass(_Sequence):
 
     def fit(self, batches: Batches) -> FittedInSequence:
         names = list(self.plan.treatments)
-        first = next(iter(batches))
-        calls = call_counts(self.model, names, [first])
-        if any(count > 1 for count in calls.values()):
-            raise OutOfOrder("some layers are called more than once")
-        order = list(calls)
-        fit_batches = self._fit_batches(batches, first, order)
+        fit_batches, order = together(lambda: self._prepare(batches, names), alike=(OutOfOrder,))
+        if any(other != order for other in all_notes(order)):
+            raise OutOfOrder("processes call the layers in different orders")
+        calls = set(order)
         self.fit_alone(name for name in names if name not in calls)
         with (
             halted_passes(self.model, fit_batches, order, after=True) as original,
@@ -175,11 +183,19 @@ class _InOnePass(_Sequence):
         ):
             for name in order:
                 unbias = _unbias(self.model.get_submodule(name))
-                outputs, inputs = original.advance(name), small.advance(name)
+                outputs, inputs = together(partial(_advanced, original, small, name), alike=(OutOfOrder,))
                 triples = zip(inputs, outputs, fit_batches, strict=True)
                 self.fit_to(name, (([x], [unbias(y)], len(batch)) for x, y, batch in triples))
                 small.substitute(name, self._substitute(name))
         return self.result(fit_batches)
+
+    def _prepare(self, batches: Batches, names: Sequence[str]) -> tuple[list[Batch], list[str]]:
+        """The batches to fit on, and the layers in the order of their calls."""
+        first = next(iter(batches))
+        calls = call_counts(self.model, names, [first])
+        if any(count > 1 for count in calls.values()):
+            raise OutOfOrder("some layers are called more than once")
+        return self._fit_batches(batches, first, list(calls)), list(calls)
 
     def _fit_batches(self, batches: Batches, first: Batch, order: Sequence[str]) -> list[Batch]:
         """As many batches as memory allows, at least one."""
@@ -206,7 +222,7 @@ class _LayerByLayer(_Sequence):
 
     def fit(self, batches: Batches) -> FittedInSequence:
         names = list(self.plan.treatments)
-        calls = call_counts(self.model, names, batches)
+        calls = _common(all_notes(together(lambda: dict(call_counts(self.model, names, batches)))))
         self.fit_alone(name for name in names if name not in calls)
         for name, count in calls.items():
             self.fit_to(name, self._activations(name, count, batches))
@@ -225,6 +241,15 @@ class _LayerByLayer(_Sequence):
                     parameters=("sequential=False",),
                 )
             yield inputs, outputs, len(batch)
+
+
+def _advanced(original: HaltedPasses, small: HaltedPasses, name: str) -> tuple[list[Tensor], list[Tensor]]:
+    return original.advance(name), small.advance(name)
+
+
+def _common(calls: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The layers that all processes call equally often, in the order of the first process."""
+    return {name: count for name, count in calls[0].items() if all(other.get(name) == count for other in calls)}
 
 
 def _stats_of(name: str, stats: Mapping[str, LayerStats] | None) -> LayerStats:
@@ -317,7 +342,18 @@ def _unbias(layer: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def pair_moments(name: str, layer: nn.Module, activations: Iterable[_Activations]) -> tuple[LayerStats, Tensor, Tensor]:
-    """Moments of x̃; E[y ũᵀ] in the shape of the weight; E[y], both without the bias of the layer."""
+    """Moments of x̃; E[y ũᵀ] in the shape of the weight; E[y], both without the bias of the layer.
+
+    Under ``torchrun`` they are those of the activations of all processes.
+    """
+    stats, cross, output, rows = together(lambda: _pair_sums(name, layer, activations))
+    return pooled(name, stats, cross, output, rows)
+
+
+def _pair_sums(
+    name: str, layer: nn.Module, activations: Iterable[_Activations]
+) -> tuple[LayerStats, Tensor, Tensor, int]:
+    """Moments of x̃; Σ y ũᵀ and Σ y; the number of rows."""
     geometry = Geometry.of(layer)
     moments = Moments(geometry, name=name)
     cross: Tensor | float = 0.0
@@ -337,7 +373,7 @@ def pair_moments(name: str, layer: nn.Module, activations: Iterable[_Activations
     stats = moments.finish().replace(samples=samples, input_shape=shapes[0], output_shape=shapes[1])
     assert isinstance(cross, Tensor)
     assert isinstance(output, Tensor)
-    return stats, cross / rows, output / rows
+    return stats, cross, output, rows
 
 
 def _recorded(

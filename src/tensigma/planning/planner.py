@@ -22,7 +22,7 @@ from tensigma.planning.preparation import Prepared, prepare
 from tensigma.planning.ranks import RankRule
 from tensigma.planning.recipe import LayerWish, Recipe, Saving, Selection
 from tensigma.planning.weighing import Weigher, weigher_for
-from tensigma.running import Key, Wanted, Wish, not_ended, reporter, weights_digest
+from tensigma.running import Key, Wanted, Wish, not_ended, process_group, reporter, weights_digest
 from tensigma.solving import Candidate, Method, Solutions, calls_of, choices_of, compressed_copy, method_of
 
 Draft = DenseEntry | CompressedEntry | Candidate
@@ -135,7 +135,10 @@ def plan_prepared(
 
     Curves and trials of small layers are solved by ``workers`` threads, by default as many as torch has.
     """
-    made = _plan_prepared(model, recipe, prepared, input=input, progress=progress, solutions=solutions, workers=workers)
+    with process_group(None):
+        made = _plan_prepared(
+            model, recipe, prepared, input=input, progress=progress, solutions=solutions, workers=workers
+        )
     if recipe.budget is not None and made.raises_macs:
         warnings.warn(
             f"this plan has fewer parameters but needs more multiply-adds, {made.after.macs:,} instead of "

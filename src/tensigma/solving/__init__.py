@@ -6,7 +6,7 @@ from tensigma.solving.methods import METHODS, SVD_METHOD, Method, choices_of, me
 from tensigma.solving.metrics import means
 from tensigma.solving.norms import NORMS, Norm, energy_views, norm_of
 from tensigma.solving.parallel import side_by_side
-from tensigma.solving.sharing import run_shared
+from tensigma.solving.sharing import run_first, run_shared
 from tensigma.solving.solution import Solution, solve
 from tensigma.solving.solution_store import Solutions, stats_digest
 from tensigma.solving.treatment import Treatment
@@ -34,6 +34,7 @@ __all__ = [
     "norm_of",
     "register",
     "registered",
+    "run_first",
     "run_shared",
     "side_by_side",
     "solve",
