@@ -16,6 +16,7 @@ from matplotlib import pyplot as plt
 from torch import nn
 
 from tensigma.experiments import demo
+from tensigma.layers import find_compressed
 from tensigma.zoo import load_data
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -100,3 +101,16 @@ def test_one_budget(run: Run, tmp_path: Path) -> None:
         assert left["drift"][alone, share][:2] == pytest.approx(left["drift"][sequence, share][:2], abs=0.02)
         assert left["drift"][sequence, share][-1] < 0.9 * left["drift"][alone, share][-1]
     check_pictures(tmp_path / "pictures", "budget")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["accelerate", "lightning"])
+# What these packages warn about is their own.
+@pytest.mark.filterwarnings("ignore")
+def test_training_loops_of_others(package: str, run: Run) -> None:
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install -c constraints.txt {package}")
+    left = run(f"with_{package}.py")
+    tuned, report = left["tuned"], left["report"]
+    assert find_compressed(tuned).keys() == {layer.name for layer in report.compressed}
+    assert left["after"].size.params == left["before"].size.params == report.after.params
+    assert left["after"].top1 > left["before"].top1

@@ -6,6 +6,7 @@ from tensigma.calibration.distances import Distance, LayerDistance, distance
 from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.memory import MemoryEstimate, estimate_memory, parse_bytes
 from tensigma.calibration.moments import Moments
+from tensigma.calibration.reduction import reduce_stats
 from tensigma.calibration.stats import Calibration
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "distance",
     "estimate_memory",
     "parse_bytes",
+    "reduce_stats",
     "select_layers",
     "summable",
 ]

@@ -69,8 +69,9 @@ def tensigma_(
 
     [bold]Data[/bold] is named imagefolder:DIR, webdataset:FILE.tar, hf:PATH,
     cifar10:DIR, npz:FILE, digits: or path/to/file.py:function. Options may
-    follow, such as size, samples, split, mean and std: 'imagefolder:photos?size=160&samples=500'. Several --data are
-    mixed. Labels are used only to measure accuracy and to fine-tune.
+    follow, such as size, samples, split, mean and std, as in
+    'imagefolder:photos?size=160&samples=500'. Several --data are mixed.
+    Labels are used only to measure accuracy and to fine-tune.
 
     [bold]Exit codes[/bold]: 0 done; 1 failed, and a message says why; 2 wrong usage;
     3 compressed and written, but not evaluated; 130 interrupted.

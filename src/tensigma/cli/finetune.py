@@ -95,13 +95,16 @@ def finetune(
       tensigma finetune small/ --data imagefolder:train --out tuned/ \\
           --learning-rates 1e-5,1e-6,1e-7,1e-8,1e-9,1e-10
 
+    On several cores, each of which takes its part of every batch:
+
+      torchrun --nproc_per_node=4 -m tensigma finetune small/ \\
+          --data imagefolder:train --threads 1 --out tuned/
+
     The result beside the original:
 
       tensigma evaluate torchvision:resnet18 --weights r18.pth \\
           --compressed tuned/ --data imagefolder:val
     """
-    if screen.size > 1:
-        raise InputError("fine-tuning runs in one process; start it without torchrun")
     claim_folder(screen, out, force=force, format=MODEL)
     rates = parse_rates(learning_rates) or (1e-3, 1e-4, 1e-5)
     check_archive(archive)
@@ -144,6 +147,8 @@ def finetune(
         if checkpoint is not None and checkpoint.exists():
             screen.note(f"{checkpoint} holds the finished epochs; the same command continues from there")
         raise
+    if not screen.speaks:
+        return
     _write(tuned, history, out, archive, report, force=force)
     if checkpoint is not None:
         ts.finetuning.remove_unfinished(checkpoint)

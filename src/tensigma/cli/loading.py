@@ -73,6 +73,15 @@ def share_of_process(screen: Screen, data: Any, max_samples: int | None) -> tupl
     return ts.running.shard(data, rank=screen.rank, size=screen.size), most
 
 
+def own_share(screen: Screen, data: Any) -> Any:
+    """The data that this process fits layers on and tries plans with; None if there is none."""
+    count = None if data is None else ts.running.count_batches(data)
+    # Batches that are too few for all processes are taken whole by each; means over them are the same.
+    if data is None or screen.size == 1 or (not isinstance(data, ts.zoo.Data) and count and count < screen.size):
+        return data
+    return share_of_process(screen, data, None)[0]
+
+
 class _First:
     """The first samples of batches, in every pass."""
 

@@ -13,7 +13,7 @@ import typer
 
 import tensigma as ts
 from tensigma.cli.calibrate import run_calibration
-from tensigma.cli.loading import Network, first_of, name_of
+from tensigma.cli.loading import Network, first_of, name_of, own_share
 from tensigma.cli.parsing import which_layers, which_skipped
 from tensigma.cli.screen import Screen
 
@@ -154,15 +154,15 @@ class Sources:
                 check=self.check,
                 gather=self._gather(screen),
             )
+        prepared = replace(prepared, trial_data=own_share(screen, prepared.trial_data))
         with screen.progress("planning") as progress:
             solutions = None if self.cache is None else ts.solving.Solutions(self.cache)
             plan = ts.planning.plan_prepared(model, recipe, prepared, progress=progress, solutions=solutions)
         for note in _measured(plan):
             screen.note(note)
-        fit_data = prepared.fit_data
-        if isinstance(fit_data, ts.running.SetAside):
-            return Planned(plan, prepared.stats, fit_data, name_of(fit_data))
-        return Planned(plan, prepared.stats, fit_data, None if self.holdout is None else name_of(self.holdout))
+        searched = prepared.fit_data if isinstance(prepared.fit_data, ts.running.SetAside) else self.holdout
+        fit_data = own_share(screen, prepared.fit_data)
+        return Planned(plan, prepared.stats, fit_data, None if searched is None else name_of(searched))
 
     def load(self, screen: Screen, model: Network, plan: ts.Plan) -> Planned:
         """What ``plan`` can be carried out with, after calibration if there are images but no statistics."""
@@ -173,7 +173,7 @@ class Sources:
             fisher = next((entry.norm.fisher for entry in plan.compressed if entry.norm.fisher), None)
             with ts.running.process_group(self.device):
                 stats = self._gather(screen)(model, images, fisher=fisher)
-        return Planned(plan, stats, images, plan.notes.get("drop", {}).get("data"))
+        return Planned(plan, stats, own_share(screen, images), plan.notes.get("drop", {}).get("data"))
 
     def _gather(self, screen: Screen) -> Callable[..., ts.Calibration]:
         def gather(model: Network, batches: Any, *, fisher: Any, **_: Any) -> ts.Calibration:
@@ -196,8 +196,6 @@ class Sources:
             return
         if recipe.budget is None:
             raise typer.BadParameter("--weigh goes with --budget, which is shared out among the layers")
-        if ts.running.rank_and_size()[1] > 1:
-            raise typer.BadParameter("--weigh works in one process; run it without torchrun")
         if self.images is None and self.holdout is None:
             raise typer.BadParameter("--weigh needs images, without labels; name them with --data")
 

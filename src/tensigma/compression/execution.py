@@ -37,13 +37,15 @@ from tensigma.running import (
     Key,
     Wanted,
     Wish,
+    all_notes,
     check_gradients,
-    check_together,
     copied,
     is_one_shot,
     not_ended,
     rank_and_size,
     reporter,
+    share_of,
+    together,
 )
 from tensigma.solving import Solution, Solutions, jobs_for, run_shared
 
@@ -109,8 +111,8 @@ def compress(
             need be, and sequential fitting uses fewer samples. By default calibration is not limited and sequential
             fitting takes up to 1.25 GB.
 
-    Under ``torchrun`` all processes call this with the same arguments; each solves its share, and all return the same
-    model. Layers are then fitted independently of each other.
+    Under ``torchrun`` all processes call this with the same arguments, but for the data, of which each has its own
+    share; all return the same model. Layers that are fitted independently are divided among the processes.
 
     >>> import torch
     >>> import tensigma as ts
@@ -136,7 +138,7 @@ def compress(
                 parameters=("budget", "recipe"),
             )
         plan, fit_data = plan_or_batches, data
-        check_together(lambda: _check_model(plan, stats, model, weights=check))
+        together(lambda: _check_model(plan, stats, model, weights=check))
         stats = _stats_for(plan, model, stats, data, input=input, memory=limit, progress=progress)
     else:
         plan, stats, fit_data = _planned(
@@ -164,7 +166,7 @@ def compress(
     notes: dict[str, Any] = {"sequential": in_sequence}
     if in_sequence:
         inputs, fewer = (
-            Batches(fit_data, input=input, max_samples=samples if sequential == "auto" else None, name="data")
+            Batches(fit_data, input=input, max_samples=share_of(samples) if sequential == "auto" else None, name="data")
             for samples in (
                 _auto_samples(plan, passes=_FORWARDS_IN_ONE_PASS),
                 _auto_samples(plan, passes=len(plan.compressed)),
@@ -308,7 +310,9 @@ def _check_data(data: Any, *, sequential: Any, refine: Any, reestimate_bn: bool)
     if data is None:
         raise InputError(f"{{{name}}} needs {{data}} (batches without labels)", parameters=(option, "data"))
     Batches(data, name="data").check_rereadable(option)
-    if rank_and_size()[1] > 1:
+    alone = next((option for option in ("refine=", "reestimate_bn=True") if switches[option]), None)
+    if rank_and_size()[1] > 1 and alone is not None:
+        name, option = alone.partition("=")[0], alone
         raise InputError(f"{{{name}}} works only in one process; run it without torchrun", parameters=(option,))
 
 
@@ -324,7 +328,8 @@ def _in_sequence(plan: Plan, data: Any, sequential: bool | Literal["auto"]) -> b
         # A search measured layers that were fitted independently, so its result holds only for those.
         if "drop" in plan.notes:
             return False
-        return data is not None and not is_one_shot(data) and not unfit and rank_and_size()[1] == 1
+        # All processes do the same, also if one of them has no data.
+        return all(all_notes(data is not None and not is_one_shot(data) and not unfit))
     return sequential
 
 

@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,14 +31,17 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 from tensigma.calibration import LayerStats, Moments, summable
+from tensigma.compression.pooling import pooled
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, kernels_of, replace_, to_kernels, to_weight
 from tensigma.planning import Plan
 from tensigma.running import (
     Batch,
     Batches,
+    HaltedPasses,
     Listener,
     OutOfOrder,
+    all_notes,
     borrowed,
     call,
     copied,
@@ -45,11 +49,13 @@ from tensigma.running import (
     halted_passes,
     live_bytes,
     moved,
+    process_group,
     run,
     safe_layout,
     silent,
+    together,
 )
-from tensigma.solving import CompressionProgress, Job, Solution, Solutions, Treatment, means
+from tensigma.solving import CompressionProgress, Job, Solution, Solutions, Treatment, means, run_first
 
 logger = logging.getLogger(__name__)
 
@@ -94,9 +100,12 @@ def fit_in_sequence(
     all halted passes within ``memory`` bytes at that layer. ``model`` stays as it is. Networks that do not allow this
     run over ``fewer`` batches, if given, once per layer. Layers that some batches call more often than others, or not
     at all, are fitted to ``stats`` alone, before all others.
+
+    Under ``torchrun`` each process has its own share of the batches, and ``memory`` bytes. Moments are those of all
+    shares, the first process solves, and all continue with its solution.
     """
     batches.check_rereadable("sequential fitting (sequential=False avoids it)")
-    with borrowed(model), torch.no_grad():
+    with process_group(device_of(model)), borrowed(model), torch.no_grad():
         try:
             return _InOnePass(model, plan, stats, solutions or Solutions(), report, memory).fit(batches)
         except OutOfOrder as error:
@@ -136,13 +145,14 @@ class _Sequence:
         self._solve(name, target_layer(treatment, layer, layer_stats, cross, output), layer_stats)
 
     def result(self, samples: int, first_samples: int | None = None) -> FittedInSequence:
-        """All solutions, fitted on so many samples."""
+        """All solutions, fitted on so many samples of this process and on those of all others."""
         solutions = {name: self.solved[name] for name in self.plan.treatments}
-        return FittedInSequence(solutions, samples, samples if first_samples is None else first_samples)
+        counts = all_notes((samples, samples if first_samples is None else first_samples))
+        return FittedInSequence(solutions, *map(sum, zip(*counts, strict=True)))
 
     def _solve(self, name: str, target: nn.Module, layer_stats: LayerStats) -> None:
         job = Job(name, self.plan.treatments[name], target, layer_stats)
-        self.solved[name] = job.run(self.solutions, keep=False)
+        self.solved[name] = run_first(job, self.solutions, keep=False)
         total = len(self.plan.treatments)
         self.report(
             CompressionProgress(
@@ -170,16 +180,14 @@ class _InOnePass(_Sequence):
 
     def fit(self, batches: Batches) -> FittedInSequence:
         names = list(self.plan.treatments)
-        first = next(iter(batches))
-        calls = call_counts(self.model, names, [first])
-        if any(count > 1 for count in calls.values()):
-            raise OutOfOrder("some layers are called more than once")
-        order = list(calls)
-        limits = self._limits(first, order)
+        limits = together(lambda: self._limits(next(iter(batches)), names), alike=(OutOfOrder,))
+        order = list(limits)
+        if any(other != order for other in all_notes(order)):
+            raise OutOfOrder("processes call the layers in different orders")
         waiting = _Waiting(batches)
         sizes: list[int] = []
         first_samples = 0
-        self.fit_alone(name for name in names if name not in calls)
+        self.fit_alone(name for name in names if name not in limits)
         with (
             halted_passes(self.model, [], order, after=True) as original,
             halted_passes(self.small, [], order, after=False) as small,
@@ -191,18 +199,22 @@ class _InOnePass(_Sequence):
                 sizes += map(len, joining)
                 first_samples = first_samples or sum(sizes)
                 unbias = _unbias(self.model.get_submodule(name))
-                outputs, inputs = original.advance(name), small.advance(name)
+                outputs, inputs = together(partial(_advanced, original, small, name), alike=(OutOfOrder,))
                 triples = zip(inputs, outputs, sizes, strict=True)
                 self.fit_to(name, (([x], [unbias(y)], size) for x, y, size in triples))
                 small.substitute(name, self._substitute(name))
         logger.info("layers were fitted on %d to %d samples", first_samples, sum(sizes))
         return self.result(sum(sizes), first_samples)
 
-    def _limits(self, first: Batch, order: Sequence[str]) -> dict[str, int]:
-        """How many samples may have joined when the passes stand at each layer.
+    def _limits(self, first: Batch, names: Sequence[str]) -> dict[str, int]:
+        """How many samples may have joined when the passes stand at each layer, in the order of their calls.
 
         Samples stay to the end, so what a later layer allows limits the earlier ones too.
         """
+        calls = call_counts(self.model, names, [first])
+        if any(count > 1 for count in calls.values()):
+            raise OutOfOrder("some layers are called more than once")
+        order = list(calls)
         live = live_bytes(self.model, first, order)
         inputs = sum(leaf.nbytes for leaf in tree_leaves(first.inputs) if isinstance(leaf, Tensor))
         limits: dict[str, int] = {}
@@ -211,7 +223,7 @@ class _InOnePass(_Sequence):
             per_sample = (inputs + 2 * live[name]) / len(first)
             least = min(least, max(len(first), int(self.memory / max(per_sample, 1))))
             limits[name] = least
-        return limits
+        return {name: limits[name] for name in order}
 
     def _substitute(self, name: str) -> nn.Module:
         weight = self.small.get_submodule(name).weight
@@ -242,7 +254,7 @@ class _LayerByLayer(_Sequence):
 
     def fit(self, batches: Batches) -> FittedInSequence:
         names = list(self.plan.treatments)
-        calls = call_counts(self.model, names, batches)
+        calls = _common(all_notes(together(lambda: dict(call_counts(self.model, names, batches)))))
         self.fit_alone(name for name in names if name not in calls)
         for name, count in calls.items():
             self.fit_to(name, self._activations(name, count, batches))
@@ -261,6 +273,15 @@ class _LayerByLayer(_Sequence):
                     parameters=("sequential=False",),
                 )
             yield inputs, outputs, len(batch)
+
+
+def _advanced(original: HaltedPasses, small: HaltedPasses, name: str) -> tuple[list[Tensor], list[Tensor]]:
+    return original.advance(name), small.advance(name)
+
+
+def _common(calls: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The layers that all processes call equally often, in the order of the first process."""
+    return {name: count for name, count in calls[0].items() if all(other.get(name) == count for other in calls)}
 
 
 def _stats_of(name: str, stats: Mapping[str, LayerStats] | None) -> LayerStats:
@@ -355,7 +376,18 @@ def _unbias(layer: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def pair_moments(name: str, layer: nn.Module, activations: Iterable[_Activations]) -> tuple[LayerStats, Tensor, Tensor]:
-    """Moments of x̃; E[y ũᵀ] in the shape of the weight; E[y], both without the bias of the layer."""
+    """Moments of x̃; E[y ũᵀ] in the shape of the weight; E[y], both without the bias of the layer.
+
+    Under ``torchrun`` they are those of the activations of all processes.
+    """
+    stats, cross, output, rows = together(lambda: _pair_sums(name, layer, activations))
+    return pooled(name, stats, cross, output, rows)
+
+
+def _pair_sums(
+    name: str, layer: nn.Module, activations: Iterable[_Activations]
+) -> tuple[LayerStats, Tensor, Tensor, int]:
+    """Moments of x̃; Σ y ũᵀ and Σ y; the number of rows."""
     geometry = Geometry.of(layer)
     moments = Moments(geometry, name=name)
     cross: Tensor | float = 0.0
@@ -375,7 +407,7 @@ def pair_moments(name: str, layer: nn.Module, activations: Iterable[_Activations
     stats = moments.finish().replace(samples=samples, input_shape=shapes[0], output_shape=shapes[1])
     assert isinstance(cross, Tensor)
     assert isinstance(output, Tensor)
-    return stats, cross / rows, output / rows
+    return stats, cross, output, rows
 
 
 def _recorded(

@@ -15,6 +15,7 @@ from tensigma.errors import InputError
 from tensigma.finetuning.history import Epoch, FineTuning, FineTuningProgress, RateHistory
 from tensigma.finetuning.objectives import Given, Labels, LossFunction, Objective, Teacher
 from tensigma.finetuning.sweep import Sweep
+from tensigma.finetuning.team import Team
 from tensigma.finetuning.tuner import OPTIMIZERS, Settings, Tuner, fill_, judge
 from tensigma.finetuning.unfinished import Unfinished
 from tensigma.running import (
@@ -28,9 +29,12 @@ from tensigma.running import (
     check_gradients,
     copied,
     count_batches,
+    device_of,
     hold_out,
     kept_rng,
+    process_group,
     reporter,
+    together,
     weights_digest,
 )
 
@@ -87,10 +91,15 @@ def finetune(
             leaves batches as they are.
         input: The entry or position of the model's input in a batch.
         seed: For the split, the order and everything else that is random. On a CPU the same seed gives the same bits.
-        checkpoint: A folder for the state after each epoch. A killed run that is started again with the same arguments
-            resumes with the epoch it was in, and ends with the same result.
+        checkpoint: A folder for the state after each epoch, written by the first process only. A killed run that is
+            started again with the same arguments resumes with the epoch it was in, and ends with the same result.
         progress: True for lines in the log, or a function called with a
             :class:`~tensigma.finetuning.FineTuningProgress` after each batch.
+
+    Under ``torchrun`` all processes call this with the same arguments, data included, and return the same model. Each
+    trains on its part of every batch, and BatchNorm layers normalise by the whole batch, so the result is that of one
+    process to rounding, as far as the loss is a mean over the samples of a batch and nothing is drawn at random. All of
+    them read all batches, and judge all validation samples.
 
     >>> import torch
     >>> x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
@@ -124,7 +133,13 @@ def finetune(
         training, held_out = hold_out(batches, input, share=validation_share, seed=seed)
     else:
         training, held_out = Pairs(batches, input), Pairs(validation, input, "validation")
-    with kept_rng(), borrowed(teacher if teacher is not None else nn.Identity()):
+    with (
+        process_group(device_of(model)),
+        kept_rng(),
+        borrowed(teacher if teacher is not None else nn.Identity()),
+    ):
+        team = Team()
+        team.check_same(model)
         first_loss, score, n_validation = judge(model, objective, held_out, seed)
         start = Epoch(
             epoch=0,
@@ -134,7 +149,8 @@ def finetune(
             samples=0,
             seconds=time.perf_counter() - begin,
         )
-        tuners = [Tuner(model, rate, objective, settings) for rate in rates]
+        start = team.agreed(start)
+        tuners = [Tuner(model, rate, objective, settings, team) for rate in rates]
         store = None
         if checkpoint is not None:
             facts = {
@@ -148,8 +164,9 @@ def finetune(
                 "model": weights_digest(model),
                 "teacher": None if teacher is None else weights_digest(teacher),
             }
-            store = Unfinished(checkpoint, facts, start)
-            _restore(tuners, store)
+            # Only the first process reads and writes the folder, which the others may not even have.
+            store = together(lambda: Unfinished(checkpoint, facts, start) if team.leads else None)
+            _restore(tuners, store, team)
         ended = _run(sweep, rates, tuners, training, held_out, store, start, count_batches(batches), reporter(progress))
     tuned, best_rate, best_epoch = _best(model, rates, tuners, start)
     histories = zip(rates, tuners, ended, strict=True)
@@ -167,9 +184,9 @@ def finetune(
     )
 
 
-def _restore(tuners: Sequence[Tuner], store: Unfinished) -> None:
+def _restore(tuners: Sequence[Tuner], store: Unfinished | None, team: Team) -> None:
     for index, tuner in enumerate(tuners):
-        state = store.load(index)
+        state = team.agreed(together(lambda index=index: None if store is None else store.load(index)))  # type: ignore[misc]
         if state is not None:
             tuner.restore(*state)
 

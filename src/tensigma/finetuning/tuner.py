@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from tensigma.errors import InputError, StoreError
 from tensigma.finetuning.history import Epoch
 from tensigma.finetuning.objectives import Objective
+from tensigma.finetuning.team import Team
 from tensigma.running import (
     Pair,
     Tally,
@@ -70,15 +72,17 @@ def judge(model: nn.Module, objective: Objective, validation: Iterable[Pair], se
 class Tuner:
     """A copy of a model, its optimizer, and its best weights so far."""
 
-    def __init__(self, model: nn.Module, learning_rate: float, objective: Objective, settings: Settings) -> None:
+    def __init__(
+        self, model: nn.Module, learning_rate: float, objective: Objective, settings: Settings, team: Team
+    ) -> None:
         self._model = copied(model).train(not objective.in_evaluation_mode)
         self._frozen = [module for module in self._model.modules() if settings.freeze_bn and isinstance(module, _NORMS)]
         for module in self._frozen:
             module.eval()
         self._needs_two = any(isinstance(module, _NORMS) and module.training for module in self._model.modules())
-        self._objective, self._settings = objective, settings
-        parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-        self._optimizer: torch.optim.Optimizer | None = settings.make(parameters, learning_rate)
+        self._objective, self._settings, self._team = objective, settings, team
+        self._trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        self._optimizer: torch.optim.Optimizer | None = settings.make(self._trained, learning_rate)
         self.best: dict[str, Tensor] = {}
         self.history: list[Epoch] = []
 
@@ -103,10 +107,11 @@ class Tuner:
                 "nothing to train on: give batches of at least two samples, or {freeze_bn}",
                 parameters=("freeze_bn=True",),
             )
+        self._team.align_(self._model)
         outcome: tuple[float | None, float] = None, 0.0
         if math.isfinite(total):
             loss, score, _ = judge(self._model, self._objective, validation, seed)
-            outcome = (loss, score) if math.isfinite(loss) else outcome
+            outcome = self._team.agreed((loss, score) if math.isfinite(loss) else outcome)
         self.history.append(
             Epoch(
                 epoch=number,
@@ -122,16 +127,23 @@ class Tuner:
 
     def _step(self, x: Any, labels: Any, index: int) -> float:
         assert self._optimizer is not None
-        with torch.enable_grad(), safe_backward(self._model):
-            loss = self._objective.loss(self._model, x, labels, index)
+        own, own_labels, share = self._team.part(x, labels)
+        shared = share < 1
+        with (
+            torch.enable_grad(),
+            safe_backward(self._model),
+            self._team.normalising_together(self._model) if shared else nullcontext(),
+        ):
+            loss = self._objective.loss(self._model, own, own_labels, index) * share
             self._optimizer.zero_grad()
             loss.backward()
+            total = self._team.add_up_(self._trained, loss) if shared else loss.item()
             self._optimizer.step()
-        return loss.item()
+        return total
 
     def release(self) -> None:
         """Free everything but the history and the best weights: this was the last epoch."""
-        self._model, self._optimizer = nn.Identity(), None
+        self._model, self._optimizer, self._trained = nn.Identity(), None, []
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything needed to resume: current and best weights, and the state of the optimizer."""

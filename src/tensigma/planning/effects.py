@@ -20,7 +20,21 @@ import torch
 from torch import Tensor, nn
 
 from tensigma.linalg import seen_basis, share_lost
-from tensigma.running import Batch, Listener, Probe, Progress, borrowed, mapped, n_samples, safe_backward, silent, split
+from tensigma.running import (
+    Batch,
+    Listener,
+    Probe,
+    Progress,
+    all_notes,
+    borrowed,
+    mapped,
+    n_samples,
+    rank_and_size,
+    safe_backward,
+    silent,
+    split,
+    together,
+)
 from tensigma.solving import SVD_METHOD, Candidate, energy_views, means
 
 #: Small enough that a layer is disturbed and not destroyed, large enough to stand out from rounding.
@@ -55,14 +69,24 @@ def measured_effects(
     Layers that cannot be disturbed this way, because all their output directions but one are empty or the norm weighs
     single entries, have an effect of 1.
     """
-    start = time.perf_counter()
     disturbances = {}
     for layer in layers:
         disturbance = Disturbance.of(layer, model.get_submodule(layer.name))
         if disturbance is not None:
             disturbances[layer.name] = disturbance
+    shares = all_notes(together(lambda: _sums(model, disturbances, probe, _piece(layers), report)))
+    effects = normalised(
+        {name: sum(share[name] for share in shares) / disturbance.error2 for name, disturbance in disturbances.items()}
+    )
+    return {layer.name: effects.get(layer.name, 1.0) for layer in layers} if effects else {}
+
+
+def _sums(
+    model: nn.Module, disturbances: Mapping[str, Disturbance], probe: Probe, size: int, report: Listener
+) -> dict[str, float]:
+    """The squared moves of each layer over the samples of this process, run ``size`` at a time."""
+    start = time.perf_counter()
     sums = dict.fromkeys(disturbances, 0.0)
-    size = _piece(layers)
     done = 0
     with borrowed(model), torch.enable_grad(), safe_backward(model), _listening(model, disturbances) as moved:
         for parameter in model.parameters():
@@ -74,8 +98,7 @@ def measured_effects(
                         sums[name] += square / _DRAWS
                 done += n_samples(inputs)
                 report(EffectProgress(done=done, total=probe.samples, seconds=time.perf_counter() - start))
-    effects = normalised({name: total / disturbances[name].error2 for name, total in sums.items()})
-    return {layer.name: effects.get(layer.name, 1.0) for layer in layers} if effects else {}
+    return sums
 
 
 def normalised(effects: Mapping[str, float]) -> dict[str, float]:
@@ -172,7 +195,9 @@ def _listening(model: nn.Module, disturbances: Mapping[str, Disturbance]) -> Ite
 def _squares(model: nn.Module, probe: Probe, batch: Batch, moved: dict[str, Tensor]) -> Iterator[dict[str, float]]:
     """For each draw, the squared move of each layer, summed over samples."""
     inputs = mapped(batch.inputs, lambda x: x.detach().clone().requires_grad_(x.is_floating_point()))
-    generator = torch.Generator().manual_seed(batch.index)
+    # Every n-th batch is that of this process: the draws are those that one process would make for the batch.
+    rank, size = rank_and_size()
+    generator = torch.Generator().manual_seed(batch.index * size + rank)
     answers = probe.answers(model, Batch(batch.index, inputs, None))
     for draw in range(_DRAWS):
         moved.clear()

@@ -24,7 +24,7 @@ from tensigma.planning.preparation import Prepared, prepare
 from tensigma.planning.ranks import RankRule
 from tensigma.planning.recipe import LayerWish, Recipe, Saving, Selection
 from tensigma.planning.weighing import Weigher, weigher_for
-from tensigma.running import Key, Wanted, Wish, not_ended, reporter, weights_digest
+from tensigma.running import Key, Wanted, Wish, not_ended, process_group, rank_and_size, reporter, weights_digest
 from tensigma.solving import (
     DENSE_METHOD,
     Candidate,
@@ -153,7 +153,10 @@ def plan_prepared(
 
     Curves and trials of small layers are solved by ``workers`` threads, by default as many as torch has.
     """
-    made = _plan_prepared(model, recipe, prepared, input=input, progress=progress, solutions=solutions, workers=workers)
+    with process_group(None):
+        made = _plan_prepared(
+            model, recipe, prepared, input=input, progress=progress, solutions=solutions, workers=workers
+        )
     if recipe.budget is not None and made.raises_macs:
         warnings.warn(
             f"this plan has fewer parameters but needs more multiply-adds, {made.after.macs:,} instead of "
@@ -184,7 +187,8 @@ def _plan_prepared(
     if recipe.budget is None:
         entries = [draft for draft in drafts if not isinstance(draft, Candidate)]
         return Plan(entries, n_params=n_params, n_bytes=n_bytes, weights=weights, solutions=solutions)
-    store = PlanningStore(solutions.folder)
+    # Processes measure together, so none of them may find an effect or a trial that another has to measure.
+    store = PlanningStore(solutions.folder if rank_and_size()[1] == 1 else None)
     report = reporter(progress)
     if isinstance(recipe.budget, CostBudget | AllOf):
         check_reachable(drafts, n_params, n_bytes, recipe.budget)

@@ -47,7 +47,7 @@ class Recipe:
             read again, measures on up to 256 samples the effect of an error in each layer on the answers, tries plans
             with different powers of it as weights on up to 1,024, and takes the one whose model answers most like the
             original; a search by ``Drop`` always takes the power ½. Class scores are compared as probabilities, numbers
-            by their squared error; under ``torchrun`` layers count alike. None counts all layers alike, and a dict
+            by their squared error. None counts all layers alike, and a dict
             gives weights by name, 1 for those that are not named.
         answers: What the model answers, for weighing, for ``Drop`` and for refinement: :class:`~tensigma.Scores`,
             :class:`~tensigma.Numbers`, :class:`~tensigma.Boxes`, a dict of these by name of the part, or a function of

@@ -28,10 +28,11 @@ from tensigma.running import (
     UnlikeAnswers,
     Wanted,
     Wish,
+    all_notes,
     allows_gradients,
     has_gradients,
     is_one_shot,
-    rank_and_size,
+    share_of,
     silent,
 )
 from tensigma.solving import Candidate
@@ -129,7 +130,6 @@ class Weigher:
             weighing={
                 "power": power,
                 "tried": [[power, _rounded(divergence)] for power, divergence in (tried or {}).items()],
-                "samples": self.probe.samples,
                 **self._facts,
                 "effects": {name: _rounded(effect) for name, effect in self.effects.items()},
             }
@@ -151,11 +151,14 @@ def weigher_for(
     """Effects of ``layers``, measured on the first samples of ``data``; None if nothing can be measured.
 
     That is so without data, with data that can be read only once, with a single layer, with answers that are not real
-    numbers or change their shape, and under ``torchrun``, where each process has its own data and all must make the
-    same plan. Without ``trials``, no more samples are kept than effects need. Effects and trials are kept in ``store``.
+    numbers or change their shape. Without ``trials``, no more samples are kept than effects need. Effects and trials
+    are kept in ``store``.
+
+    Under ``torchrun`` each process has its own share of the data, and all of them measure the same.
     """
     store = store or PlanningStore()
-    if data is None or is_one_shot(data) or len(layers) < 2 or rank_and_size()[1] > 1:
+    # All processes do the same, also if one of them has no data.
+    if not all(all_notes(data is not None and not is_one_shot(data) and len(layers) > 1)):
         return None
     work = sum(layer.cost(None).macs for layer in layers)
     n_effects = _samples(work * _PASSES, _MOST_EFFECTS)
@@ -168,9 +171,10 @@ def weigher_for(
         probe = Probe(model, data, samples=samples, input=input, answers=answers)
         if probe.is_silent:
             return None
-        if differentiable and not allows_gradients(model, [layer.name for layer in layers], probe.batches[0]):
+        names = [layer.name for layer in layers]
+        if differentiable and not all(all_notes(allows_gradients(model, names, probe.batches[0]))):
             differentiable, n_effects = False, forward_samples(layers)
-        part = probe.first(n_effects)
+        part = probe.first(share_of(n_effects))
         measure = measured_effects if differentiable else forward_effects
         effects = store.effects(model, layers, part, measure, report=report)
     except UnlikeAnswers as error:
@@ -178,7 +182,13 @@ def weigher_for(
         return None
     if not effects:
         return None
-    facts = {"effect_samples": part.samples, "data": getattr(data, "name", None), "answers": str(probe.reading)}
+    samples, effect_samples = map(sum, zip(*all_notes((probe.samples, part.samples)), strict=True))
+    facts = {
+        "samples": samples,
+        "effect_samples": effect_samples,
+        "data": getattr(data, "name", None),
+        "answers": str(probe.reading),
+    }
     if not differentiable:
         facts["by"] = "forward runs"
     return Weigher(effects, probe, build, facts=facts, store=store, report=report)

@@ -19,7 +19,7 @@ from tensigma.running.chains import Chain
 from tensigma.running.copying import copied
 from tensigma.running.digests import Digest, content_digest, content_digests, tensors_of, weights_digest
 from tensigma.running.gradients import check_gradients, has_gradients
-from tensigma.running.halting import OutOfOrder, halted_passes, live_bytes
+from tensigma.running.halting import HaltedPasses, OutOfOrder, halted_passes, live_bytes
 from tensigma.running.heads import raw_outputs
 from tensigma.running.holdout import Pair, Pairs, SetAside, hold_out, mixed
 from tensigma.running.inputs import (
@@ -39,7 +39,16 @@ from tensigma.running.onednn import safe_backward, safe_layout
 from tensigma.running.outputs import dense_scores_of, drawn_labels, leaves
 from tensigma.running.precision import Detections, average_precision
 from tensigma.running.probe import Probe
-from tensigma.running.processes import check_together, common_device, everyone, process_group, rank_and_size, shard
+from tensigma.running.processes import (
+    all_notes,
+    common_device,
+    everyone,
+    process_group,
+    rank_and_size,
+    shard,
+    share_of,
+    together,
+)
 from tensigma.running.progress import Listener, Progress, Wanted, WeightedProgress, reporter, samples_per_second, silent
 from tensigma.running.scores_tally import ScoresTally, alike, answered, right
 from tensigma.running.tallies import Tally
@@ -56,6 +65,7 @@ __all__ = [
     "Chain",
     "Detections",
     "Digest",
+    "HaltedPasses",
     "Inputs",
     "Key",
     "Kind",
@@ -80,13 +90,13 @@ __all__ = [
     "WeightedProgress",
     "Wish",
     "alike",
+    "all_notes",
     "allows_gradients",
     "answered",
     "average_precision",
     "borrowed",
     "call",
     "check_gradients",
-    "check_together",
     "class_labels",
     "common_device",
     "content_digest",
@@ -128,6 +138,7 @@ __all__ = [
     "seed_all",
     "shape_of",
     "shard",
+    "share_of",
     "silent",
     "split",
     "taken",
@@ -135,5 +146,6 @@ __all__ = [
     "tensors_in",
     "tensors_of",
     "threads",
+    "together",
     "weights_digest",
 ]

@@ -17,6 +17,7 @@ from tensigma.running.borrowing import borrowed, kept_rng
 from tensigma.running.digests import Digest
 from tensigma.running.inputs import mapped, split, taken, tensors_in
 from tensigma.running.kinds import Smooth
+from tensigma.running.processes import all_notes, share_of, together
 
 # The most samples in a piece, and the most bytes of all samples and answers.
 _PIECE, _BYTES = 64, 256 * 2**20
@@ -42,6 +43,9 @@ class Probe:
     There are fewer if the batches hold fewer, or if samples and answers would take more than 256 MiB. ``answers`` says
     what the answers are; without it they are guessed, and what is unclear is compared as numbers.
 
+    Under ``torchrun`` all processes make a probe and measure together: each holds its share of ``samples``, of the
+    batches that it was given, and divergences are those over all shares.
+
     >>> model = nn.Linear(3, 4)
     >>> probe = Probe(model, [torch.randn(8, 3)], samples=5)
     >>> probe.samples, probe.divergence(model) < 1e-6, probe.divergence(nn.Linear(3, 4)) > 0.001
@@ -57,9 +61,11 @@ class Probe:
         self.reading: Answers | None = None
         # A loader that shuffles draws from the global generator.
         with kept_rng(), borrowed(original), torch.no_grad():
-            self._read(original, batches, samples, input)
+            together(lambda: self._read(original, batches, share_of(samples), input), alike=(UnlikeAnswers,))
         #: The variance of each answer over all samples.
-        self._variances = _variances([piece.answers for piece in self._pieces])
+        self._variances = _variances(
+            together(lambda: _spreads([piece.answers for piece in self._pieces]), alike=(UnlikeAnswers,))
+        )
 
     def _read(self, original: nn.Module, batches: Any, samples: int, key: Key) -> None:
         n_bytes = 0
@@ -79,7 +85,7 @@ class Probe:
 
     @property
     def samples(self) -> int:
-        """How many samples there are."""
+        """How many samples this process holds."""
         return sum(len(piece.batch) for piece in self._pieces)
 
     @property
@@ -89,8 +95,8 @@ class Probe:
 
     @property
     def is_silent(self) -> bool:
-        """Whether there is nothing to compare: no samples, or no real numbers in the answers."""
-        return not any(piece.answers for piece in self._pieces)
+        """Whether there is nothing to compare, in some process: no samples, or no real numbers in the answers."""
+        return not all(all_notes(any(piece.answers for piece in self._pieces)))
 
     def add_to(self, digest: Digest) -> Digest:
         """Add the samples, the original's answers and how they are read."""
@@ -146,6 +152,12 @@ class Probe:
         relative to their variance; for boxes, that of the raw outputs that they are computed from. Answers of the
         original that are not finite are left out.
         """
+        shares = all_notes(together(lambda: (self._total(model), self.samples), alike=(UnlikeAnswers,)))
+        total = sum(part for part, _ in shares)
+        return total / sum(samples for _, samples in shares) if math.isfinite(total) else math.inf
+
+    def _total(self, model: nn.Module) -> float:
+        """The divergences of the samples of this process, added up."""
         total = 0.0
         with borrowed(model), torch.no_grad():
             for piece in self._pieces:
@@ -156,17 +168,31 @@ class Probe:
                 kinds = zip(self._kinds(answers), answers, piece.answers, self._variances, strict=True)
                 for kind, answer, original, variance in kinds:
                     total += kind.distance(answer.double(), original.double(), variance).item() * len(piece.batch)
-        return total / self.samples if math.isfinite(total) else math.inf
+        return total
 
 
-def _variances(pieces: list[list[Tensor]]) -> list[float]:
-    """The variance of each answer over all pieces; 1 if it is constant, so that its errors are absolute."""
+def _spreads(pieces: list[list[Tensor]]) -> list[tuple[int, float, float]]:
+    """Count, mean and variance of the finite numbers of each answer over all pieces."""
     if len({len(answers) for answers in pieces}) > 1:
         raise UnlikeAnswers("the number of answers changes from batch to batch")
-    variances = []
+    spreads = []
     for answers in zip(*pieces, strict=True):
         values = torch.cat([answer.double().flatten() for answer in answers])
         finite = values[values.isfinite()]
-        variance = finite.var(correction=0).item() if len(finite) else 0.0
+        spread = (finite.mean().item(), finite.var(correction=0).item()) if len(finite) else (0.0, 0.0)
+        spreads.append((len(finite), *spread))
+    return spreads
+
+
+def _variances(spreads: list[tuple[int, float, float]]) -> list[float]:
+    """The variance of each answer over all processes; 1 if it is constant, so that its errors are absolute."""
+    everywhere = [each for each in all_notes(spreads) if each]
+    if len({len(each) for each in everywhere}) > 1:
+        raise UnlikeAnswers("the number of answers changes from process to process")
+    variances = []
+    for parts in zip(*everywhere, strict=True):
+        total = max(1, sum(count for count, _, _ in parts))
+        mean = sum(count * part_mean for count, part_mean, _ in parts) / total
+        variance = sum(count * (within + (part_mean - mean) ** 2) for count, part_mean, within in parts) / total
         variances.append(variance if variance > 0 else 1.0)
     return variances

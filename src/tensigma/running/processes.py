@@ -6,13 +6,15 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count, islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed as dist
 
 from tensigma.errors import TensigmaError
-from tensigma.running.batches import iterate
+from tensigma.running.batches import count_batches, is_one_shot, iterate
+
+T = TypeVar("T")
 
 
 def rank_and_size() -> tuple[int, int]:
@@ -39,6 +41,22 @@ class shard:
 
     def __iter__(self) -> Iterator[Any]:
         return islice(iterate(self.batches), self.rank, None, self.size)
+
+    def __len__(self) -> int:
+        total = count_batches(self.batches)
+        if total is None:
+            raise TypeError("the number of batches is not known before they are read")
+        return max(0, (total - self.rank + self.size - 1) // self.size)
+
+    @property
+    def is_one_shot(self) -> bool:
+        """Whether a second pass would find nothing."""
+        return is_one_shot(self.batches)
+
+    @property
+    def name(self) -> str:
+        """The name of the batches in results, if they have one."""
+        return str(self.batches.name)
 
 
 @contextmanager
@@ -79,23 +97,59 @@ def everyone(note: Any) -> list[Any]:
     return notes
 
 
-def check_together(check: Callable[[], None]) -> None:
-    """Run a check that may raise; under ``torchrun`` all processes call this, and if one fails, all raise."""
+def together(work: Callable[[], T], *, alike: tuple[type[Exception], ...] = ()) -> T:
+    """What ``work`` returns; under ``torchrun`` all processes call this, and if it fails in one, all raise.
+
+    An error of a type in ``alike`` is raised as such by all, unless another error was raised as well.
+
+    >>> together(lambda: 3)
+    3
+    """
     if rank_and_size()[1] == 1:
-        check()
-        return
+        return work()
+    value: T | None = None
     failure: Exception | None = None
     try:
-        check()
+        value = work()
     except Exception as error:  # on any error, the other processes must not wait forever
         failure = error
     with process_group(None):
-        notes = everyone(None if failure is None else f"{type(failure).__name__}: {failure}")
-    if failure is not None:
+        notes = everyone(None if failure is None else (_which(failure, alike), f"{type(failure).__name__}: {failure}"))
+    failed = {rank: note for rank, note in enumerate(notes) if note is not None}
+    if not failed:
+        return value  # type: ignore[return-value]
+    kinds = {which for which, _ in failed.values()}
+    if failure is not None and (None not in kinds or _which(failure, alike) is None):
         raise failure
-    for rank, text in enumerate(notes):
-        if text is not None:
-            raise TensigmaError(f"process {rank} of {len(notes)} failed: {text}")
+    rank, (which, text) = next(item for item in failed.items() if None not in kinds or item[1][0] is None)
+    message = f"process {rank} of {len(notes)} failed: {text}"
+    raise TensigmaError(message) if which is None else alike[which](message)
+
+
+def _which(error: Exception, types: tuple[type[Exception], ...]) -> int | None:
+    return next((index for index, kind in enumerate(types) if isinstance(error, kind)), None)
+
+
+def all_notes(note: T) -> list[T]:
+    """The notes of all processes, by rank; of this one alone if it is the only one.
+
+    >>> all_notes(3)
+    [3]
+    """
+    if rank_and_size()[1] == 1:
+        return [note]
+    with process_group(None):
+        return everyone(note)
+
+
+def share_of(number: int) -> int:
+    """The part of ``number`` samples that falls to this process; at least 1.
+
+    >>> share_of(10)
+    10
+    """
+    rank, size = rank_and_size()
+    return max(1, (number + size - 1 - rank) // size)
 
 
 def common_device() -> torch.device:

@@ -16,7 +16,7 @@ from tensigma.solving.metrics import means
 from tensigma.solving.norms import NORMS, Norm, energy_views, norm_of
 from tensigma.solving.parallel import side_by_side
 from tensigma.solving.rounding import rounding_error
-from tensigma.solving.sharing import run_shared
+from tensigma.solving.sharing import run_first, run_shared
 from tensigma.solving.solution import Solution, solve
 from tensigma.solving.solution_store import Solutions, stats_digest
 from tensigma.solving.treatment import BITS, Treatment, check_bits, label_of
@@ -49,6 +49,7 @@ __all__ = [
     "register",
     "registered",
     "rounding_error",
+    "run_first",
     "run_shared",
     "side_by_side",
     "solve",

@@ -40,6 +40,21 @@ def run_shared(
         return _exchange(jobs, owners, solved, failure)
 
 
+def run_first(job: Job, solutions: Solutions, *, keep: bool = True) -> tuple[Solution, bool]:
+    """:meth:`Job.run` in the first process; under ``torchrun`` all call this, and all receive its solution."""
+    if rank_and_size()[1] == 1:
+        return job.run(solutions, keep=keep)
+    with process_group(next(job.module.parameters()).device):
+        solved: dict[str, tuple[Solution, bool]] = {}
+        failure: Exception | None = None
+        if rank_and_size()[0] == 0:
+            try:
+                solved = {job.name: job.run(solutions, keep=keep)}
+            except Exception as error:  # on any error, the other processes must not wait forever
+                failure = error
+        return _exchange([job], [0], solved, failure)[job.name]
+
+
 def share_out(work: Sequence[int], size: int) -> list[int]:
     """The process that takes each job: the heaviest first, each to the process with the least work so far.
 
