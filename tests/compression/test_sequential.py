@@ -15,7 +15,8 @@ from cases import CONVOLUTIONS, LayerCase
 from reference_calibration import naive_rows
 from support_nets import batches, small_net
 from tensigma.compression import sequential
-from tensigma.compression.sequential import fit_in_sequence, pair_moments, ridge_share, target_layer
+from tensigma.compression.sequential import fit_in_sequence
+from tensigma.compression.targets import pair_moments, ridge_share, target_layer
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, kernels_of
 from tensigma.running import Batches, OutOfOrder, silent
