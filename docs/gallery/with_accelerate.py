@@ -24,12 +24,12 @@ before = ts.evaluate(small, held_out, original=original)
 
 # %% The loop as Accelerate's own guide writes it.
 torch.manual_seed(0)
-samples = TensorDataset(*(torch.cat(parts) for parts in zip(*images, strict=True)))
+samples = TensorDataset(*(torch.cat(parts) for parts in zip(*load_data(TRAIN), strict=True)))
 accelerator = Accelerator(cpu=True)
 optimizer = torch.optim.Adam(small.parameters(), lr=1e-3)
 model, optimizer, loader = accelerator.prepare(small, optimizer, DataLoader(samples, batch_size=64, shuffle=True))
 model.train()
-for _ in range(3):
+for _ in range(10):
     for inputs, labels in loader:
         optimizer.zero_grad()
         accelerator.backward(functional.cross_entropy(model(inputs), labels))
