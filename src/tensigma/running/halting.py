@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from tensigma.running.batches import Batch
 from tensigma.running.borrowing import run
+from tensigma.running.freeing import FreedMemory
 
 
 class OutOfOrder(Exception):
@@ -38,6 +39,7 @@ class HaltedPasses:
         self._substitutes: dict[str, nn.Module] = {}
         self._passed: list[str] = []
         self._passes: list[_Pass] = []
+        self._freed = FreedMemory()
         self.join(batches)
 
     def join(self, batches: Sequence[Batch]) -> None:
@@ -57,6 +59,7 @@ class HaltedPasses:
                 raise OutOfOrder(f"a batch reached {place}, another one layer {name!r}")
             assert batch_pass.value is not None
             values.append(batch_pass.value)
+            self._freed.give_back_if_grown()
         return values
 
     def substitute(self, name: str, module: nn.Module) -> None:
