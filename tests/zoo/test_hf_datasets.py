@@ -156,11 +156,12 @@ def test_a_stream_calibrates_as_a_table(datasets: Any, tmp_path: Path) -> None:
     rows(datasets).to_parquet(file)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).eval()
     options = "size=16&shuffle=false"
-    table, stream = (ts.calibrate(net, load_data(f"hf:{file}?{each}")) for each in (options, f"{options}&streaming=true"))
-    assert torch.equal(table["2"].gram, stream["2"].gram)
-    most = CliRunner().invoke(
-        app, ["calibrate", "zoo:resnet20-cifar", "--data", f"hf:{file}?size=32&streaming=true", "--out", f"{tmp_path}/s"]
+    table, stream = (
+        ts.calibrate(net, load_data(f"hf:{file}?{each}")) for each in (options, f"{options}&streaming=true")
     )
+    assert torch.equal(table["2"].gram, stream["2"].gram)
+    name = f"hf:{file}?size=32&streaming=true"
+    most = CliRunner().invoke(app, ["calibrate", "zoo:resnet20-cifar", "--data", name, "--out", str(tmp_path / "s")])
     assert most.exit_code == 0, most.output
     assert ts.Calibration.load(tmp_path / "s").samples == 12
 

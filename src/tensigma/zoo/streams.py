@@ -117,6 +117,4 @@ def open_stream(target: str, options: DataOptions) -> StreamedRows:
         table = table.shuffle(seed=options.seed, buffer_size=_BUFFER)
     if options.samples is not None:
         table = table.take(options.samples)
-    return StreamedRows(
-        name=name, rows=table, column=column, label=label, classes=classes, samples=options.samples
-    )
+    return StreamedRows(name=name, rows=table, column=column, label=label, classes=classes, samples=options.samples)
