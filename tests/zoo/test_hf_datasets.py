@@ -141,7 +141,7 @@ def test_streams(datasets: Any, folder: str, tmp_path: Path) -> None:
     assert sorted(images.flatten(1).sum(1).tolist()) == sorted(whole.flatten(1).sum(1).tolist())
     few = load_data(f"hf:{place}?size=16&streaming=true&seed=3&samples=7", batch_size=7)
     assert torch.equal(next(iter(few))[0], images[:7])
-    assert [len(labels) for _, labels in load_data(f"hf:{place}?size=16&streaming=true&split=test")] == [3]
+    assert [len(images) for images, _ in load_data(f"hf:{place}?size=16&streaming=true&split=test")] == [3]
 
 
 def assert_same_batches(data: Any, other: Any) -> None:
@@ -194,7 +194,7 @@ def test_what_a_stream_cannot_do(datasets: Any, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"row 4 of the stream: not a readable image .* add unreadable=skip"):
         list(load_data(name))
     with pytest.warns(CalibrationWarning, match="row 4 of the stream"):
-        assert [len(labels) for _, labels in load_data(f"{name}&unreadable=skip", batch_size=5)] == [4, 5, 2]
+        assert [len(images) for images, _ in load_data(f"{name}&unreadable=skip", batch_size=5)] == [4, 5, 2]
 
 
 @pytest.mark.slow

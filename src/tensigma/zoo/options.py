@@ -70,8 +70,8 @@ class DataOptions:
     @classmethod
     def of(cls, spec: Spec, defaults: Mapping[str, Any]) -> DataOptions:
         """The options in ``spec``, which override ``defaults`` given as keywords."""
-        foreign = () if spec.scheme in _TABLES else ("column", "label")
-        foreign += () if spec.scheme == "hf" else ("streaming",)
+        foreign = [] if spec.scheme in _TABLES else ["column", "label"]
+        foreign += [] if spec.scheme == "hf" else ["streaming"]
         names = [field.name for field in fields(cls) if field.name not in ("shape", "stored", *foreign)]
         values: dict[str, Any] = {}
         for key, value in (dict(defaults) | spec.options).items():

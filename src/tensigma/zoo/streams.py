@@ -53,11 +53,14 @@ class StreamedRows:
         row = next(iter(self.rows), None)
         return None if row is None else first_size(lambda _: encoded(row[self.column]))
 
-    def class_of(self, row: dict[str, Any]) -> int:
-        value = row[self.label]
-        if value is None or not 0 <= value < MOST_CLASSES:
-            raise StoreError(f"{self.name}: column {self.label!r} holds {value}, which is no class; they count from 0")
-        return int(value)
+    def classes_of(self, rows: list[dict[str, Any]]) -> Tensor | None:
+        if self.label is None:
+            return None
+        values = [row[self.label] for row in rows]
+        for value in values:
+            if value is None or not 0 <= value < MOST_CLASSES:
+                raise StoreError(f"{self.name}: column {self.label!r} holds {value}, no class; they count from 0 on")
+        return torch.tensor(values)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -81,8 +84,7 @@ class Stream:
             images, kept = self._decoded(chunk, first)
             first += len(chunk)
             if kept:
-                labels = [self.source.class_of(row) for row in kept] if self.source.label else None
-                yield images, None if labels is None else torch.tensor(labels)
+                yield images, self.source.classes_of(kept)
 
     def _decoded(self, chunk: list[dict[str, Any]], first: int) -> tuple[Tensor, list[dict[str, Any]]]:
         """The images of a few rows, and the rows whose image could be read."""
