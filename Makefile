@@ -9,7 +9,7 @@ PYTEST_WORKERS ?= 2
 # Share of the full torture, which takes hours.
 TORTURE_SCALE ?= 1.0
 
-.PHONY: help demo test quick lint bench bench-peers torture zoo docs clean
+.PHONY: help demo test quick lint wheel lowest bench bench-peers torture zoo docs clean
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-11s %s\n", $$1, $$2}'
 
@@ -41,6 +41,12 @@ lint: $(VENV)/.dev ## style, types, arrows and doors between rooms
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+wheel: ## the wheel in an empty environment, with the README's example
+	PYTHON=$(PYTHON) .ci/wheel
+
+lowest: ## fast tests with the lowest versions that pyproject.toml admits; installs 6 GB
+	PYTHON=$(PYTHON) PYTEST_WORKERS=$(PYTEST_WORKERS) .ci/lowest
 
 bench: $(VENV)/.dev ## speed and memory beside peers, as ratios within one run
 	$(BIN)/python benchmarks/solvers.py

@@ -50,6 +50,13 @@ SOLVERS = """\
 decompositions are unweighted: they approximate the weights, ours what the layer computes.
 """
 
+STREAMING = """\
+## Many images from shards
+
+`python benchmarks/streaming.py`: `ts.calibrate` of two convolutions over generated images of 16×16, read through
+`webdataset:` from ten tar files. Memory is what the process holds, noted after every hundredth of the images.
+"""
+
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
@@ -129,6 +136,19 @@ def solvers(result: Mapping[str, Any]) -> str:
     return SOLVERS + "\n" + table(["what", "ratio"], rows) + "\n" + _about(result)
 
 
+def streaming(result: Mapping[str, Any]) -> str:
+    rows = [
+        ["images", f"{result['images']:,}"],
+        ["their files", f"{result['megabytes_of_images']:.0f} MB"],
+        ["decoded, as the network takes them", f"{result['megabytes_decoded']:.0f} MB"],
+        ["memory after a tenth of them", f"{result['resident_after_a_tenth']:.0f} MB"],
+        ["growth from there to the end", f"{result['growth_after_a_tenth']:.1f} MB"],
+        ["CPU seconds: reading the headers", f"{result['cpu_seconds_indexing']:.0f}"],
+        ["CPU seconds: calibrating", f"{result['cpu_seconds']:.0f}"],
+    ]
+    return STREAMING + "\n" + table(["", ""], rows) + "\n" + _about(result)
+
+
 def _about(result: Mapping[str, Any]) -> str:
     about = result["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
@@ -140,6 +160,7 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "benchmark_whole": whole,
     "benchmark_growth": growth,
     "benchmark_solvers": solvers,
+    "benchmark_streaming": streaming,
 }
 
 

@@ -1,6 +1,6 @@
 """Memory while calibrating on many images from shards: it must not grow with their number.
 
-    python benchmarks/streaming.py [--images 100000] [--out results/benchmark_streaming.json]
+    python benchmarks/streaming.py [--images 100000]
 
 Ten shards of tiny generated images are written to a temporary folder and read through ``webdataset:`` into
 ``tensigma.calibrate``. Resident memory is noted after every hundredth of the images.
@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import platform
 import tarfile
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import machine
 import numpy as np
 import psutil
 import torch
@@ -27,7 +27,6 @@ from torch import nn
 import tensigma as ts
 from tensigma.zoo import load_data
 
-RESULTS = Path(__file__).parent.parent / "results" / "benchmark_streaming.json"
 SHARDS, SIDE, BATCH = 10, 16, 100
 
 
@@ -82,18 +81,14 @@ def measure(n_images: int) -> dict[str, Any]:
         "growth_after_a_tenth": round(max(resident) - max(resident[:tenth]), 1),
         "cpu_seconds_indexing": round(indexing, 1),
         "cpu_seconds": round(seconds, 1),
-        "machine": platform.machine(),
-        "torch": torch.__version__,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=100_000)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
-    result = measure(arguments.images)
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result = measure(parser.parse_args().images)
+    machine.write("benchmark_streaming", result)
     print(json.dumps(result, indent=1))
 
 

@@ -6,6 +6,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -106,9 +107,11 @@ def test_one_budget(run: Run, tmp_path: Path) -> None:
 @pytest.mark.slow
 # What the package warns about is its own.
 @pytest.mark.filterwarnings("ignore")
-def test_the_training_loop_of_another_library(run: Run) -> None:
-    pytest.importorskip("accelerate", reason="accelerate is not installed: pip install -c constraints.txt accelerate")
-    left = run("with_accelerate.py")
+@pytest.mark.parametrize("library", ["accelerate", "lightning"])
+def test_the_training_loop_of_another_library(run: Run, library: str) -> None:
+    if find_spec(library) is None:
+        pytest.skip(f"{library} is not installed: pip install -c constraints.txt {library}")
+    left = run(f"with_{library}.py")
     tuned, report = left["tuned"], left["report"]
     assert find_compressed(tuned).keys() == {layer.name for layer in report.compressed}
     assert left["after"].size.params == left["before"].size.params == report.after.params

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -50,3 +52,32 @@ def test_the_package_alone_imports_no_torch():
     code = "import sys, tensigma; dir(tensigma), tensigma.__version__; assert 'torch' not in sys.modules"
     code += "; from tensigma import *; assert 'torch' in sys.modules; compress, linalg.Tucker2"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_lowest_versions_are_those_that_the_metadata_admits() -> None:
+    root = Path(__file__).parent.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    # Documents, style and tests are the developer's own. `hf` needs a newer numpy; constraints.txt has its lowest.
+    others = ("docs", "lint", "dev", "hf")
+    groups = [project["dependencies"], *(extras[name] for name in extras if name not in others)]
+    admitted = {lowest for group in groups for text in group if (lowest := bound(text)) is not None}
+    lines = (root / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines()
+    assert admitted == {pinned(line) for line in lines if not line.startswith("#")}
+
+
+def bound(requirement: str) -> tuple[str, str] | None:
+    """Name and lowest version; None for an extra of this package."""
+    found = re.fullmatch(r"([\w-]+)>=([\d.]+)", requirement)
+    assert found or requirement.startswith("tensigma["), requirement
+    return (found[1].lower(), whole(found[2])) if found else None
+
+
+def pinned(line: str) -> tuple[str, str]:
+    name, version = line.split("==")
+    return name.lower(), whole(version)
+
+
+def whole(version: str) -> str:
+    """With three numbers: 3.8 is 3.8.0."""
+    return ".".join([*version.split("."), "0", "0"][: max(3, version.count(".") + 1)])

@@ -1,8 +1,9 @@
-"""Two processes under torchrun train to the weights of one, resume, and only the first writes."""
+"""Two processes under torchrun train to the weights of one, resume after a kill, and only the first writes."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,27 @@ def tune(epochs: int, **options: object) -> tuple[nn.Module, ts.FineTuning]:
     return ts.finetune(net(), labelled(), epochs=epochs, **settings)  # type: ignore[arg-type]
 
 
+def train_and_die(folder: Path) -> None:
+    """The second process is killed in the middle of the fourth epoch of six; torchrun then stops the first."""
+    rank, _ = rank_and_size()
+
+    def kill(progress: ts.finetuning.FineTuningProgress) -> None:
+        if rank == 1 and progress.done > 3.3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    tune(3, checkpoint=folder / "killed", progress=kill)
+
+
+def resume_and_save(folder: Path) -> None:
+    rank, _ = rank_and_size()
+    states: list[ts.finetuning.FineTuningProgress] = []
+    tuned, history = tune(3, checkpoint=folder / "killed", progress=states.append)
+    # Whole epochs before the one of the kill are not trained again.
+    assert {state.first for state in states} == {3}
+    assert [len(rate.epochs) for rate in history.rates] == [3, 3]
+    save_file(tuned.state_dict(), folder / f"resumed-{rank}.safetensors")
+
+
 def train_and_save(folder: Path) -> None:
     rank, _ = rank_and_size()
     # A folder that the second process does not have.
@@ -76,11 +98,19 @@ def train_and_save(folder: Path) -> None:
         (folder / f"error-{rank}.txt").write_text(str(error))
 
 
-def test_two_processes_train_as_one(tmp_path: Path) -> None:
+def torchrun(part: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A part of this file in two processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    arguments = [str(Path(__file__)), str(tmp_path)]
-    done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=300)
+    arguments = [str(Path(__file__)), part, str(folder)]
+    return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=600)
+
+
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
+    killed = torchrun("die", tmp_path)
+    assert killed.returncode != 0
+    assert "Signal 9 (SIGKILL)" in killed.stderr
+    done = torchrun("save", tmp_path)
     assert done.returncode == 0, done.stderr
     for name, (alone, history) in {"tuned": tune(3), "taught": tune(2, teacher=net(seed=1), optimizer="adam")}.items():
         expected = alone.state_dict()
@@ -93,10 +123,19 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
         for rank in range(2):
             loss = float((tmp_path / f"{name}-{rank}.txt").read_text())
             assert loss == pytest.approx(history.best.validation_loss, rel=1e-3)
+    # The run that was killed ends with the bits of the one that was not.
+    whole = load_file(tmp_path / "tuned-0.safetensors")
+    for rank in range(2):
+        resumed = load_file(tmp_path / f"resumed-{rank}.safetensors")
+        assert all(torch.equal(value, resumed[key]) for key, value in whole.items())
     assert [(tmp_path / f"wrote-{rank}").read_text() for rank in range(2)] == ["True", "False"]
     for rank in range(2):
         assert "different weights" in (tmp_path / f"error-{rank}.txt").read_text()
 
 
 if __name__ == "__main__":
-    train_and_save(Path(sys.argv[1]))
+    if sys.argv[1] == "die":
+        train_and_die(Path(sys.argv[2]))
+    else:
+        resume_and_save(Path(sys.argv[2]))
+        train_and_save(Path(sys.argv[2]))

@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
+from typer.testing import CliRunner
 
-from tensigma.errors import InputError, MissingExtra, StoreError
+import tensigma as ts
+from tensigma.cli.app import app
+from tensigma.errors import CalibrationWarning, InputError, MissingExtra, StoreError
 from tensigma.zoo import Data, load_data, may_share
 
 # The package warns about its own use of others.
@@ -110,6 +114,87 @@ def test_columns(datasets: Any, tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=message):
             load(f"hf:{file}?{options}")
+
+
+@pytest.mark.slow
+def test_streams(datasets: Any, folder: str, tmp_path: Path) -> None:
+    place = tmp_path / "parquet"
+    place.mkdir()
+    for part in range(2):
+        rows(datasets).select(range(6 * part, 6 * part + 6)).to_parquet(place / f"train-{part}-of-2.parquet")
+    rows(datasets, first=100, count=3).to_parquet(place / "test-0-of-1.parquet")
+    rows(datasets).save_to_disk(tmp_path / "saved")
+    stored = list(load(f"{folder}?size=16&shuffle=false", batch_size=5))
+    cache = set(tmp_path.rglob("*.arrow"))
+    for name in (place, tmp_path / "saved"):
+        data = load_data(f"hf:{name}?size=16&streaming=true&shuffle=false", batch_size=5)
+        assert (data.n_samples, data.n_classes) == (None, 3)
+        for _ in range(2):
+            assert_same_batches(data, stored)
+    # Nothing was converted to files of the package's own.
+    assert set(tmp_path.rglob("*.arrow")) == cache
+    whole = torch.cat([images for images, _ in stored])
+    mixed = load_data(f"hf:{place}?size=16&streaming=true&seed=3", batch_size=5)
+    images = torch.cat([images for images, _ in mixed])
+    assert_same_batches(mixed, list(mixed))
+    assert not torch.equal(images, whole)
+    assert sorted(images.flatten(1).sum(1).tolist()) == sorted(whole.flatten(1).sum(1).tolist())
+    few = load_data(f"hf:{place}?size=16&streaming=true&seed=3&samples=7", batch_size=7)
+    assert torch.equal(next(iter(few))[0], images[:7])
+    assert [len(images) for images, _ in load_data(f"hf:{place}?size=16&streaming=true&split=test")] == [3]
+
+
+def assert_same_batches(data: Any, other: Any) -> None:
+    for (images, labels), (expected, classes) in zip(data, other, strict=True):
+        assert torch.equal(images, expected)
+        assert torch.equal(labels, classes)
+
+
+@pytest.mark.slow
+def test_a_stream_calibrates_as_a_table(datasets: Any, tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    rows(datasets).to_parquet(file)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).eval()
+    options = "size=16&shuffle=false"
+    table, stream = (
+        ts.calibrate(net, load_data(f"hf:{file}?{each}")) for each in (options, f"{options}&streaming=true")
+    )
+    assert torch.equal(table["2"].gram, stream["2"].gram)
+    name = f"hf:{file}?size=32&streaming=true"
+    most = CliRunner().invoke(app, ["calibrate", "zoo:resnet20-cifar", "--data", name, "--out", str(tmp_path / "s")])
+    assert most.exit_code == 0, most.output
+    assert ts.Calibration.load(tmp_path / "s").samples == 12
+
+
+@pytest.mark.slow
+def test_what_a_stream_cannot_do(datasets: Any, tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    rows(datasets).to_parquet(file)
+    for options, message in (
+        ("classes=ant", r"cannot be chosen from by classes; leave streaming=true out"),
+        ("split=val&holdout=0.5", r"cannot be chosen from by holdout"),
+        ("column=note", "holds no images"),
+        ("label=note", "not classes"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_data(f"hf:{file}?streaming=true&{options}")
+    with pytest.raises(InputError, match="cannot be mixed"):
+        load_data([f"hf:{file}?streaming=true", f"hf:{file}"])
+    with pytest.raises(InputError, match="samples=13 is too many; there are 12"):
+        list(load_data(f"hf:{file}?streaming=true&samples=13&size=16"))
+    with pytest.raises(InputError, match="the option 'streaming' is not known"):
+        load_data("imagefolder:photos?streaming=true")
+    (tmp_path / "bad.parquet").write_bytes(b"nothing of the kind")
+    with pytest.raises(StoreError, match="cannot be read"):
+        list(load_data(f"hf:{tmp_path / 'bad.parquet'}?streaming=true"))
+    broken = rows(datasets).to_dict()
+    broken["picture"][4] = {"bytes": b"no image", "path": None}
+    datasets.Dataset.from_dict(broken, features=rows(datasets).features).to_parquet(tmp_path / "broken.parquet")
+    name = f"hf:{tmp_path / 'broken.parquet'}?streaming=true&size=16&shuffle=false"
+    with pytest.raises(StoreError, match=r"row 4 of the stream: not a readable image .* add unreadable=skip"):
+        list(load_data(name))
+    with pytest.warns(CalibrationWarning, match="row 4 of the stream"):
+        assert [len(images) for images, _ in load_data(f"{name}&unreadable=skip", batch_size=5)] == [4, 5, 2]
 
 
 @pytest.mark.slow

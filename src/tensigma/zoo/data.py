@@ -19,6 +19,7 @@ from tensigma.zoo.select import choose, share
 from tensigma.zoo.shards import Shards, open_shards
 from tensigma.zoo.sources import Arrays, Folder, Source, open_cifar10, open_cifar100, open_digits, open_folder, open_npz
 from tensigma.zoo.spec import Spec, call_factory, literal, unknown_scheme
+from tensigma.zoo.streams import Stream, StreamedRows, open_stream
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ def load_data(
     | ``shuffle=false`` | stored order; by default the order is random, so that the first images are a fair sample |
     | ``weight=2`` | share of this set in a mixture, relative to the others (1); without weights all images are used |
     | ``column=image``, ``label=label`` | of shards and tables: the ending or column of images and of classes |
+    | ``streaming=true`` | of tables: rows are read in turn and never stored, shuffled among 1,000 at a time |
     | ``unreadable=skip`` | leave out images that cannot be read, with a warning, instead of stopping |
 
     >>> data = load_data("digits:?classes=3,7&samples=100", batch_size=40)
@@ -76,7 +78,12 @@ def load_data(
         if len(specs) > 1:
             raise InputError("data from a file's function cannot be mixed by name; mix inside the function")
         return _from_file(specs[0], batch_size, options)
-    opened = [_OPENERS[parsed.scheme](parsed, DataOptions.of(parsed, options)) for parsed in specs]
+    given = [DataOptions.of(parsed, options) for parsed in specs]
+    if any(option.streaming for option in given):
+        if len(specs) > 1:
+            raise InputError("a stream cannot be mixed with other data; leave streaming=true out")
+        return _stream(specs[0], given[0], batch_size)
+    opened = [_OPENERS[parsed.scheme](parsed, option) for parsed, option in zip(specs, given, strict=True)]
     settings = [option for _, _, option in opened]
     chosen = [choose(parsed, source, option) for parsed, (source, _, option) in zip(specs, opened, strict=True)]
     parts = [
@@ -89,6 +96,19 @@ def load_data(
 def _from_file(spec: Spec, batch_size: int, options: dict[str, Any]) -> FactoryData:
     arguments = options | {key: literal(value) for key, value in spec.options.items()}
     return FactoryData(str(spec), lambda: call_factory(spec, **arguments), batch_size=batch_size)
+
+
+def _stream(spec: Spec, options: DataOptions, batch_size: int) -> FactoryData:
+    if batch_size < 1:
+        raise InputError(f"batch_size={batch_size!r} is invalid; give a whole number of at least 1")
+    source = open_stream(spec.target, options)
+    stream = Stream(
+        source=source,
+        view=_adjusted(_file_view(spec, options, source), options),
+        batch_size=batch_size,
+        skips=options.unreadable == "skip",
+    )
+    return FactoryData(str(spec), lambda: stream, batch_size=batch_size)
 
 
 def _adjusted(view: View, options: DataOptions) -> View:
@@ -109,18 +129,21 @@ def _adjusted(view: View, options: DataOptions) -> View:
 
 
 def _open_folder(spec: Spec, options: DataOptions) -> tuple[Source, View, DataOptions]:
-    return _files(spec, options, open_folder(Path(spec.target).expanduser()))
+    source = open_folder(Path(spec.target).expanduser())
+    return source, _file_view(spec, options, source), options
 
 
 def _open_shards(spec: Spec, options: DataOptions) -> tuple[Source, View, DataOptions]:
-    return _files(spec, options, open_shards(spec.target, options.column, options.label))
+    source = open_shards(spec.target, options.column, options.label)
+    return source, _file_view(spec, options, source), options
 
 
 def _open_rows(spec: Spec, options: DataOptions) -> tuple[Source, View, DataOptions]:
-    return _files(spec, options, open_rows(spec.target, options.stored, options.column, options.label))
+    source = open_rows(spec.target, options.stored, options.column, options.label)
+    return source, _file_view(spec, options, source), options
 
 
-def _files(spec: Spec, options: DataOptions, source: Folder | Shards | Rows) -> tuple[Source, View, DataOptions]:
+def _file_view(spec: Spec, options: DataOptions, source: Folder | Shards | Rows | StreamedRows) -> View:
     """Encoded images of any size: the central square of ImageNet's usual preparation."""
     size = options.size or 224
     view = View(scale=255, size=size, resize=round(size * 256 / 224), mean=IMAGENET_MEAN, std=IMAGENET_STD)
@@ -133,7 +156,7 @@ def _files(spec: Spec, options: DataOptions, source: Folder | Shards | Rows) -> 
                 "%s: images of %d×%d are enlarged to %d×%d; add ?size=%d to keep their size",
                 *(spec, wide, high, size, size, min(sides)),
             )
-    return source, view, options
+    return view
 
 
 def _open_npz(spec: Spec, options: DataOptions) -> tuple[Source, View, DataOptions]:

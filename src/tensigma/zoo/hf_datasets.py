@@ -6,6 +6,7 @@ The package keeps a set in Arrow files that are mapped into memory, so any image
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,47 +46,56 @@ class Rows:
         return decode(indices, view, self._open, lambda index: f"row {index} of column {self.column!r}")
 
     def _open(self, index: int) -> Path | io.BytesIO:
-        image = self.table[index][self.column]
-        content, path = (image.get("bytes"), image.get("path")) if isinstance(image, dict) else (image, None)
-        if content is not None:
-            return io.BytesIO(content)
-        if path is None:
-            raise ValueError("the row has no image")
-        return Path(path)
+        return encoded(self.table[index][self.column])
+
+
+def encoded(image: Any) -> Path | io.BytesIO:
+    """The file of an image as a row holds it: its bytes, or the pair of bytes and path that the package stores."""
+    content, path = (image.get("bytes"), image.get("path")) if isinstance(image, dict) else (image, None)
+    if content is not None:
+        return io.BytesIO(content)
+    if path is None:
+        raise ValueError("the row has no image")
+    return Path(path)
 
 
 def open_rows(target: str, split: str | None, column: str | None, label: str | None) -> Rows:
     """The images of a Parquet file, a folder of them, a folder that ``save_to_disk`` wrote, or a set of the Hub."""
     datasets = require("datasets", "hf", f"hf:{target}")
-    table = _table(datasets, target, split)
-    images = [name for name, kind in table.features.items() if _holds_images(datasets, kind)]
-    if column is None:
-        if len(images) != 1:
-            have = ", ".join(images) if images else "none"
-            raise InputError(
-                f"hf:{target}: columns with images: {have} (all: {', '.join(table.features)}); give column="
-            )
-        column = images[0]
-    elif column not in table.features:
-        raise unknown(f"hf:{target}: the column", column, table.features)
-    elif column not in images:
-        raise InputError(f"hf:{target}: column {column!r} holds no images but {table.features[column]}")
-    if label is not None and label not in table.features:
-        raise unknown(f"hf:{target}: the column", label, table.features)
+    table = load_table(datasets, target, split)
+    column, label = find_columns(datasets, target, table.features, column, label)
     if isinstance(table.features[column], datasets.Image):
         # Decoded here, as files of a folder are.
         table = table.cast_column(column, datasets.Image(decode=False))
-    label = label or next((name for name in _LABELS if name in table.features), None)
-    labels, classes = (None, ()) if label is None else _labels(target, table, label)
+    labels, classes = (None, ()) if label is None else _labels(datasets, target, table, label)
     return Rows(table.select_columns(column), column, labels, classes)
 
 
-def _table(datasets: Any, target: str, split: str | None) -> Any:
-    """The rows of one split."""
+def find_columns(
+    datasets: Any, target: str, features: Any, column: str | None, label: str | None
+) -> tuple[str, str | None]:
+    """The columns of images and of classes: those that are named, or else the only ones that suit."""
+    images = [name for name, kind in features.items() if _holds_images(datasets, kind)]
+    if column is None:
+        if len(images) != 1:
+            have = ", ".join(images) if images else "none"
+            raise InputError(f"hf:{target}: columns with images: {have} (all: {', '.join(features)}); give column=")
+        column = images[0]
+    elif column not in features:
+        raise unknown(f"hf:{target}: the column", column, features)
+    elif column not in images:
+        raise InputError(f"hf:{target}: column {column!r} holds no images but {features[column]}")
+    if label is not None and label not in features:
+        raise unknown(f"hf:{target}: the column", label, features)
+    return column, label or next((name for name in _LABELS if name in features), None)
+
+
+def load_table(datasets: Any, target: str, split: str | None, *, streaming: bool = False) -> Any:
+    """The rows of one split; streamed ones are read anew in every pass, and their columns are known."""
     place = Path(target).expanduser()
     try:
         with _without_bars(datasets):
-            loaded = _loaded(datasets, target, place, split)
+            loaded = _loaded(datasets, target, place, split, streaming)
     except TensigmaError:
         raise
     except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
@@ -93,22 +103,24 @@ def _table(datasets: Any, target: str, split: str | None) -> Any:
         raise StoreError(
             f"hf:{target} cannot be read as a file or folder, nor as a set of the Hub: {reason}"
         ) from error
-    if not isinstance(loaded, dict):
-        return loaded
-    wanted = split or ("train" if "train" in loaded else None)
-    if wanted is None or wanted not in loaded:
-        raise unknown(f"hf:{target}: the split", str(wanted), loaded)
-    return loaded[wanted]
+    table = loaded
+    if isinstance(loaded, dict):
+        wanted = split or ("train" if "train" in loaded else None)
+        if wanted is None or wanted not in loaded:
+            raise unknown(f"hf:{target}: the split", str(wanted), loaded)
+        table = loaded[wanted]
+    # What save_to_disk wrote is opened as a whole.
+    return table.to_iterable_dataset() if streaming and isinstance(table, datasets.Dataset) else table
 
 
-def _loaded(datasets: Any, target: str, place: Path, split: str | None) -> Any:
+def _loaded(datasets: Any, target: str, place: Path, split: str | None, streaming: bool) -> Any:
     """Rows, or a dict of them by split."""
     if (place / "dataset_dict.json").is_file() or (place / "dataset_info.json").is_file():
         return datasets.load_from_disk(str(place))
     if place.exists():
         files = [str(place)] if place.is_file() else _parquet_files(place, split)
-        return datasets.load_dataset("parquet", data_files=files, split="train")
-    return datasets.load_dataset(target)
+        return datasets.load_dataset("parquet", data_files=files, split="train", streaming=streaming)
+    return datasets.load_dataset(target, streaming=streaming)
 
 
 @contextmanager
@@ -148,13 +160,22 @@ def _holds_images(datasets: Any, kind: Any) -> bool:
     return isinstance(kind, datasets.Value) and kind.dtype in ("binary", "large_binary")
 
 
-def _labels(target: str, table: Any, label: str) -> tuple[Tensor, tuple[str, ...]]:
-    kind = table.features[label]
+def class_names(datasets: Any, target: str, features: Any, label: str) -> tuple[str, ...]:
+    """Names of the classes, if the column has them; refuses one that holds no whole numbers."""
+    kind = features[label]
+    if isinstance(kind, datasets.ClassLabel):
+        return tuple(kind.names or ())
+    if not isinstance(kind, datasets.Value) or not re.fullmatch(r"u?int\d+", kind.dtype):
+        raise InputError(f"hf:{target}: column {label!r} holds {kind}, not classes; name another with label=")
+    return ()
+
+
+def _labels(datasets: Any, target: str, table: Any, label: str) -> tuple[Tensor, tuple[str, ...]]:
+    names = class_names(datasets, target, table.features, label)
     values = table.with_format("numpy", columns=[label])[label][:]
     if values.dtype.kind not in "iu" or values.ndim != 1:
-        raise InputError(f"hf:{target}: column {label!r} holds {kind}, not classes; name another with label=")
+        raise StoreError(f"hf:{target}: column {label!r} has rows without a class; name another with label=")
     targets = torch.as_tensor(values.astype("int64"))
     if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < MOST_CLASSES:
         raise StoreError(f"hf:{target}: column {label!r} holds numbers that are no classes; they count from 0 on")
-    names = getattr(kind, "names", None)
-    return targets, tuple(names) if names else tuple(str(i) for i in range(int(targets.max()) + 1))
+    return targets, names or tuple(str(i) for i in range(int(targets.max()) + 1))

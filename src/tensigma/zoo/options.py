@@ -40,6 +40,8 @@ class DataOptions:
     #: Where a sample of a shard or a row of a table has its image and its class.
     column: str | None = None
     label: str | None = None
+    #: Whether the rows of a table are read in turn, without being stored.
+    streaming: bool = False
     #: Name of the split that is stored, for sets that have their own.
     stored: str | None = None
 
@@ -68,7 +70,8 @@ class DataOptions:
     @classmethod
     def of(cls, spec: Spec, defaults: Mapping[str, Any]) -> DataOptions:
         """The options in ``spec``, which override ``defaults`` given as keywords."""
-        foreign = () if spec.scheme in _TABLES else ("column", "label")
+        foreign = [] if spec.scheme in _TABLES else ["column", "label"]
+        foreign += [] if spec.scheme == "hf" else ["streaming"]
         names = [field.name for field in fields(cls) if field.name not in ("shape", "stored", *foreign)]
         values: dict[str, Any] = {}
         for key, value in (dict(defaults) | spec.options).items():
@@ -150,4 +153,5 @@ _CONVERTERS: dict[str, Callable[[str, str], Any]] = {
     "unreadable": _word,
     "column": _word,
     "label": _word,
+    "streaming": _flag,
 }
