@@ -60,7 +60,7 @@ def load_weights_(model: nn.Module, file: str | Path, *, ignore: Sequence[str] =
 
     Raises:
         StoreError: The file is absent, unreadable or not a state dict.
-        InputError: Keys are missing, unexpected, of another shape or no floating-point numbers; the first few are named.
+        InputError: Keys are missing, unexpected, of another shape or no floating-point numbers; a few are named.
     """
     state = {
         key: value for key, value in read_weights(file).items() if not any(key.startswith(prefix) for prefix in ignore)
