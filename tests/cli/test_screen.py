@@ -59,7 +59,6 @@ def test_random_weights_are_pointed_out(run):
 
 
 def test_threads_are_given_back(run, stats: Path):
-
     before = torch.get_num_threads()
     run("stats", "show", stats, "--threads", before + 1)
     assert torch.get_num_threads() == before

@@ -13,7 +13,7 @@ from torch import nn
 from tensigma.running import Inputs, borrowed, call, device_of, n_samples, processor_clock, taken, threads
 
 # The fewest rounds, the most, and the most samples of a batch.
-_ROUNDS, _MOST_ROUNDS, _MOST_SAMPLES = 4, 20, 16
+_ROUNDS, _MOST_ROUNDS, _MOST_SAMPLES = 3, 20, 16
 #: A ratio of times that is more than noise.
 _CLEARLY = 1.1
 
@@ -50,10 +50,10 @@ def speed_note(
         one = taken(inputs, slice(1))
         timed(original, one)
         alone = max(timed(original, one), 1e-9)
-        # The small model may be the slower one, hence half of the time for the fewest rounds.
-        batch = min(n_samples(inputs), _MOST_SAMPLES, int(seconds / (4 * _ROUNDS * alone)))
-        if batch < 1:
+        if alone > seconds / 4:
             return None
+        # The small model may be the slower one, hence half of the time for the fewest rounds.
+        batch = max(1, min(n_samples(inputs), _MOST_SAMPLES, int(seconds / (4 * _ROUNDS * alone))))
         x = taken(inputs, slice(batch))
         best, spent = [math.inf, math.inf], 0.0
         for turn in range(_MOST_ROUNDS):
