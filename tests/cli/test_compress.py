@@ -66,6 +66,30 @@ def test_compress_in_one_go(run, weights: Path, place: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("after", "slower"), [(0.016, True), (0.005, False)])
+def test_time_is_measured_beside_size(
+    run, weights: Path, monkeypatch: pytest.MonkeyPatch, after: float, slower: bool
+) -> None:
+    timed = []
+
+    def speed_note(original, small, inputs):
+        timed.append((sum(p.numel() for p in original.parameters()), sum(p.numel() for p in small.parameters())))
+        return {"batch": len(inputs), "before": 0.010, "after": after}
+
+    monkeypatch.setattr(ts.evaluation, "speed_note", speed_note)
+    common = ("compress", MODEL, "--weights", weights, "--norm", "frobenius", "--ranks", "vbmf=0.5", "--data", DATA)
+    result = run(*common, "--no-evaluate", "--out", "small")
+    ((before, left),) = timed
+    assert left < before
+    said = " ".join(result.stderr.split())
+    assert ("warning: the compressed model is slower than the original: 1.60 times slower in PyTorch" in said) == slower
+    assert f"time, batch 16 10 ms {1000 * after:.0f} ms" in " ".join(result.stdout.split())
+    report = ts.Report.from_json(json.loads(Path("small/report.json").read_text()))
+    assert report.notes["speed"] == {"batch": 16, "before": 0.010, "after": after}
+    assert f"{1000 * after:.0f} ms" in Path("small/report.html").read_text()
+
+
+@pytest.mark.slow
 def test_ways_to_fit(run, run_json, stats: Path, weights: Path, place: Path):
     common = ("compress", MODEL, "--weights", weights, "--ranks", "energy=0.8", "--no-evaluate", "--stats", stats)
     assert run_json(*common, "--out", "alone")["report"]["notes"]["sequential"] is False

@@ -5,21 +5,17 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
-import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from rich.console import Console
 
 import tensigma
-from support_cli import DATA, MODEL
+from support_cli import DATA, MODEL, readme_command, readme_material
 from tensigma.calibration import CalibrationProgress
 from tensigma.cli.progress import Bar, Lines, Step
 from tensigma.cli.screen import Screen
@@ -63,8 +59,6 @@ def test_random_weights_are_pointed_out(run):
 
 
 def test_threads_are_given_back(run, stats: Path):
-    import torch
-
     before = torch.get_num_threads()
     run("stats", "show", stats, "--threads", before + 1)
     assert torch.get_num_threads() == before
@@ -167,19 +161,10 @@ def test_the_command_of_the_readme_in_the_installed_environment(place: Path):
     """torchvision is imported as it is installed, in a process that no test has prepared."""
     if find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed")
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    (command,) = re.findall(
-        r"^tensigma compress torchvision:resnet18 .*?[^\\]$", readme, flags=re.DOTALL | re.MULTILINE
-    )
-    torch.save(load_model("torchvision:resnet18").state_dict(), "resnet18.pth")
-    (place / "photos").mkdir()
-    for number in range(2):
-        pixels = np.random.default_rng(number).integers(0, 255, (224, 224, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(place / "photos" / f"{number}.png")
-    words = shlex.split(command.replace("\\\n", " "))
-    # The formats and norms that make it take minutes have tests of their own.
+    readme_material(place)
+    # The formats and norms that make it take minutes have tests of their own; "make torture" runs it as it is written.
     quick = ("--norm", "frobenius", "--method", "svd", "--no-weigh")
-    done = shell(str(Path(sys.executable).with_name(words[0])), *words[1:], *quick, "--json", seconds=900)
+    done = shell(*readme_command(), *quick, "--json", seconds=900)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)["report"]
     assert report["before"]["params"] == 11_689_512

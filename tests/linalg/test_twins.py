@@ -273,7 +273,18 @@ class TestFewRows:
         basis = output_basis(weight, metric)[1][:, :rank].float()
         assert SVD(rank).fit(weight, metric).error <= metric.relative_error(weight, basis @ (basis.T @ weight)) + 1e-5
 
-    def test_the_whole_moment_is_decomposed_only_beyond_what_rows_see(
+    @pytest.mark.parametrize("rank", [6, 12, 24])
+    def test_directions_that_no_row_sees_have_nearly_the_most_weight(self, seed: int, rank: int) -> None:
+        weight, metric = self.problem(seed)
+        lost = [
+            (weight - (basis @ (basis.T @ weight))).norm().item()
+            for basis in (SVD(rank).fit(weight, metric).factors.left, output_basis(weight, metric)[1][:, :rank].float())
+        ]
+        assert lost[0] <= 1.02 * lost[1]
+        basis = SVD(rank).fit(weight, metric).factors.left
+        assert torch.allclose(basis.T @ basis, torch.eye(rank), atol=1e-5)
+
+    def test_the_whole_moment_is_decomposed_only_far_beyond_what_rows_see(
         self, seed: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         weight, metric = self.problem(seed)
@@ -288,4 +299,6 @@ class TestFewRows:
         SVD(5).fit(weight, metric)
         assert max(sizes) == 6
         SVD(6).fit(weight, metric)
+        assert max(sizes) < 40
+        SVD(30).fit(weight, metric)
         assert max(sizes) == 40

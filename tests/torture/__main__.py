@@ -48,6 +48,7 @@ def main() -> int:
         parts["kills"] = lambda tally: kills.torture(n_kills, options.seed, place / "kills", tally)
         parts["memory"] = memory.torture
         parts["places"] = lambda tally: places.torture(place / "places", tally)
+        parts["the command of the README"] = lambda tally: places.readme(place / "readme", tally)
         for name, run in parts.items():
             if options.only in name:
                 _run_part(name, run, options, results)

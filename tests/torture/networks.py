@@ -180,6 +180,18 @@ def _errors_are_true(model: nn.Module, small: nn.Module, report: ts.Report, imag
         error = (y - z).norm().item() / spread if spread > 1e-6 * y.norm().item() else None
         if error is None or row.error is None:
             continue
-        # Where windows of a transposed convolution overlap, neighbouring inputs are taken to be uncorrelated.
-        tolerance = 0.1 if Geometry.of(dense).kind == "conv_transpose" else 1e-3 + 0.02 * error
+        # Calibration keeps the moments of single inputs of a transposed convolution. Where its windows overlap, an
+        # output is a sum over neighbouring inputs, which are taken to be uncorrelated: there the error is an estimate.
+        tolerance = 0.05 if _windows_overlap(Geometry.of(dense)) else 1e-3 + 0.02 * error
         assert abs(error - row.error) < tolerance, f"{row.name}: {row.error:.4f} reported, {error:.4f} true"
+
+
+def _windows_overlap(geometry: Geometry) -> bool:
+    """Whether two inputs of a transposed convolution reach the same output: through two taps of one axis."""
+    if geometry.kind != "conv_transpose":
+        return False
+    return any(
+        (tap * dilation) % stride == 0
+        for taps, dilation, stride in zip(geometry.kernel_size, geometry.dilation, geometry.stride, strict=True)
+        for tap in range(1, taps)
+    )

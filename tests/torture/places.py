@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import tensigma as ts
+from support_cli import readme_command, readme_material
 from tensigma.errors import StoreError
+from tensigma.zoo import load_model
 from torture.damage import _plan, images, network
 from torture.tally import Tally
 
@@ -196,6 +198,19 @@ def without_network(folder: Path, tally: Tally) -> None:
         tally.add("used the network", str(error))
     finally:
         socket.socket = real  # type: ignore[misc]
+
+
+def readme(folder: Path, tally: Tally) -> None:
+    """The first command of the README as it is written, from the installed environment; it takes minutes."""
+    folder.mkdir(parents=True)
+    readme_material(folder)
+    done = subprocess.run(readme_command(), cwd=folder, capture_output=True, text=True)
+    if done.returncode != 0:
+        tally.add("failed", f"the command of the README: {done.stderr[-500:]}")
+        return
+    small = ts.load(folder / "small", load_model("torchvision:resnet18"))
+    params = ts.evaluation.count_params(small)
+    tally.add("held" if params <= 0.5 * 11_689_512 else "too large", f"the command of the README: {params} parameters")
 
 
 ALL = (full_disk, full_tmpfs, read_only, one_cache, one_output, one_place, without_network)

@@ -1,7 +1,8 @@
-"""Counts of what happened, with the first few cases of everything that should not have."""
+"""Counts of what happened, with the cases of everything that should not have."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 #: Outcomes that are as they should be. Everything else is a fault.
 GOOD = ("refused", "unchanged", "edited", "held", "resumed", "solved again")
 _SHOWN = 10
+_KEPT = 100
 
 
 @dataclass
@@ -28,6 +30,8 @@ class Tally:
         self.counts[outcome] += 1
         if outcome not in GOOD:
             self.faults.append(f"{outcome}: {case}")
+            # At once, so that a run of hours that is stopped has told what it found.
+            print(self.faults[-1], file=sys.stderr, flush=True)
         if self.listener is not None:
             self.listener(self)
 
@@ -38,7 +42,7 @@ class Tally:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {"cases": self.total, **dict(sorted(self.counts.items())), **self.facts, "faults": self.faults[:_SHOWN]}
+        return {"cases": self.total, **dict(sorted(self.counts.items())), **self.facts, "faults": self.faults[:_KEPT]}
 
     def check(self) -> None:
         """Fail with the first faults, if there are any."""

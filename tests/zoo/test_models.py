@@ -155,6 +155,14 @@ def test_weights_that_do_not_fit(tmp_path: Path, model: nn.Module) -> None:
     assert not bool((model.get_buffer("1.running_mean") == 7).any())
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool])
+def test_weights_that_are_no_floating_point_numbers_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    model = nn.Linear(3, 2)
+    save_file({"weight": torch.ones(2, 3, dtype=dtype), "bias": torch.zeros(2)}, tmp_path / "w.safetensors")
+    with pytest.raises(InputError, match=f"1 of another type: weight {dtype} for torch.float32"):
+        load_weights_(model, tmp_path / "w.safetensors")
+
+
 class Unsafe:
     """Something that only unpickling, and so executing, could bring back."""
 

@@ -227,6 +227,8 @@ def compress(
         evaluation = _evaluated(
             screen, small, network, judges, planned, latency=latency, max_samples=most, answers=answers
         )
+        timed_on = judges if planned.fit_data is None else planned.fit_data
+        speed = None if latency else _speed(screen, network, small, timed_on)
     except Exception as error:
         result.write_report(out, page=page)
         screen.error(f"the compressed model is in {out}, but it could not be evaluated: {message_of(screen, error)}")
@@ -234,6 +236,8 @@ def compress(
     if evaluation is not None:
         evaluated = result.report.with_notes(evaluated_on=name_of(judges), evaluation=evaluation.to_json())
         result = Result(small, result.plan, evaluated, evaluation)
+    if speed is not None:
+        result = replace(result, report=result.report.with_notes(speed=speed))
     result.write_report(out, page=page)
     result.show(screen, out)
 
@@ -330,6 +334,20 @@ def _evaluated(
             raise
         screen.warn(f"not evaluated: {error}")
         return None
+
+
+def _speed(screen: Screen, original: Network, small: Network, images: Any) -> dict[str, Any] | None:
+    """Times of both on the first images, in about a second; with a warning if fewer weights take longer."""
+    if images is None or isinstance(original, ts.graphs.OnnxNetwork):
+        return None
+    first = next(iter(ts.running.Batches(images, max_samples=16)))
+    note = ts.evaluation.speed_note(original, small, first.inputs)
+    if note is not None and ts.evaluation.is_slower(note):
+        screen.warn(
+            f"the compressed model is slower than the original: {ts.evaluation.speed_in_words(note)}; --budget "
+            "latency=0.8 counts the time of this machine, and ONNX Runtime makes more of small layers"
+        )
+    return note
 
 
 def _runtime(screen: Screen, original: Network, small: Network, report: ts.Report) -> dict[str, Any]:

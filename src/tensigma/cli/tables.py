@@ -143,6 +143,10 @@ def summary_table(report: ts.Report, evaluation: ts.Evaluation | None) -> Column
         rows.append(["bytes on disk", short(before, "B"), short(after, "B"), ts.report.times(before, after)])
     if evaluation is not None:
         rows += [row for row in _quality(evaluation) if row[2] != "–"]
+    speed = report.notes.get("speed")
+    if speed is not None and (evaluation is None or evaluation.latency is None):
+        times = [f"{1000 * speed[key]:.3g} ms" for key in ("before", "after")]
+        rows.append([f"time, batch {speed['batch']}", *times, ts.report.speed(ts.evaluation.speedup_of(speed))])
     return Columns(["", ">before", ">after", ">"], rows)
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from tensigma.errors import StoreError
-from tensigma.evaluation import Size
+from tensigma.evaluation import Size, speed_in_words
 from tensigma.files import (
     SEAL,
     anything,
@@ -72,6 +72,8 @@ _FRONT = record(
     },
     {"bits": optional(sequence(integer()))},
 )
+_TIME = number(1e-12)
+_SPEED = record({"batch": integer(1), "before": _TIME, "after": _TIME})
 _NOTES = record(
     {},
     {
@@ -86,6 +88,7 @@ _NOTES = record(
         "evaluation": optional(mapping(anything)),
         "comparison": sequence(anything),
         "file_bytes": record({"before": integer(), "after": integer()}),
+        "speed": optional(_SPEED),
         "finetuning": optional(mapping(anything)),  # checks itself
         **NOTE_CHECKS,
     },
@@ -288,7 +291,9 @@ class Report:
             "seconds",
             "why dense",
         ]
-        return table(header, rows, left=(0, 1, 3, 5, 7, 11)) + f"\nrate {self.rate:.2f}"
+        speed = self.notes.get("speed")
+        time = "" if speed is None else f", {speed_in_words(speed)}"
+        return table(header, rows, left=(0, 1, 3, 5, 7, 11)) + f"\nrate {self.rate:.2f}{time}"
 
 
 def _check_page(data: Mapping[str, Any]) -> None:

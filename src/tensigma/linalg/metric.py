@@ -166,6 +166,9 @@ class Metric:
 
     def norm(self, matrix: Tensor) -> Tensor:
         """‖M‖_Σ of a kernel of shape (t, d) or (t, s, *taps), as a float64 scalar."""
+        if self._rows is not None:
+            self._check_width(matrix.flatten(1))
+            return self.seen(matrix.flatten(1)).double().norm()
         return _sum_of_products(matrix.flatten(1), self.times(matrix.flatten(1))).clamp_min(0).sqrt()
 
     def relative_error(self, kernel: Tensor, approximation: Tensor) -> float:

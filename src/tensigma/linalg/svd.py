@@ -24,6 +24,8 @@ from tensigma.linalg.vbmf import alpha_rank, vbmf_rank
 # How many ranks the error curve has. More change no choice by more than its rounding.
 _CURVE_RANKS = 64
 _BLOCK = 512  # rows of a kernel that are copied to float64 at once
+# Steps of subspace iteration, and directions that it carries beside those that are asked for.
+_STEPS, _SPARE = 3, 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +102,7 @@ class SVD(Solver):
             return Fit(_unchanged(kernel), (0.0,), converged=True)
         basis = _leading_basis(matrix, metric, self.rank).to(kernel.dtype)
         factors = SVDFactors(basis, (basis.T @ matrix).reshape(self.rank, *kernel.shape[1:]))
-        return Fit(factors, (metric.relative_error(kernel, factors.to_dense()),), converged=True)
+        return Fit(factors, (_relative_error(matrix, factors, metric),), converged=True)
 
 
 def svd_errors(weight: Tensor, metric: Metric) -> Tensor:
@@ -131,6 +133,16 @@ def _unchanged(kernel: Tensor) -> SVDFactors:
     if t <= d:
         return SVDFactors(torch.eye(t).to(kernel), kernel.clone())
     return SVDFactors(kernel.flatten(1).clone(), torch.eye(d).to(kernel).view(d, *kernel.shape[1:]))
+
+
+def _relative_error(matrix: Tensor, factors: SVDFactors, metric: Metric) -> float:
+    if metric.n_rows is None:
+        return metric.relative_error(matrix, factors.to_dense().flatten(1))
+    # By what comes out for the rows: the product of the factors may be as large as hundreds of megabytes.
+    outputs = metric.seen(matrix)
+    reference = outputs.double().norm().item()
+    lost = (outputs - factors.left @ metric.seen(factors.right.flatten(1))).double().norm().item()
+    return lost / reference if reference > 0 else 0.0
 
 
 def output_basis(matrix: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
@@ -164,38 +176,60 @@ def seen_basis(matrix: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
         energies, basis = output_basis(matrix, metric)
         return energies[: min(t, d)], basis
     energies, basis = _basis_of_rows(matrix, metric)
+    # ε is counted in the energies but does not turn the directions, which it would by less than Σ is known.
+    weights = torch.cat([(part.to(matrix) @ matrix).double().square().sum(1) for part in basis.T.split(_BLOCK)])
     total = sum(block.double().square().sum() for block in matrix.split(_BLOCK))
-    seen = (basis.to(matrix).T @ matrix).double().square().sum()
-    rest = (metric.epsilon * (total - seen)).clamp_min(0) / (t - len(energies))
-    return torch.cat([energies, rest.expand(t - len(energies))]), basis
+    rest = (metric.epsilon * (total - weights.sum())).clamp_min(0) / (t - len(energies))
+    return torch.cat([energies + metric.epsilon * weights, rest.expand(t - len(energies))]), basis
 
 
 def _leading_basis(matrix: Tensor, metric: Metric, rank: int) -> Tensor:
-    """The first ``rank`` eigenvectors, (t, rank)."""
-    basis = seen_basis(matrix, metric)[1] if _has_few_rows(matrix, metric) else None
-    if basis is None or rank > basis.shape[1]:
-        basis = output_basis(matrix, metric)[1]
-    return basis[:, :rank]
+    """The first ``rank`` eigenvectors, (t, rank); of directions that no row sees, those of nearly the most weight."""
+    if not _has_few_rows(matrix, metric):
+        return output_basis(matrix, metric)[1][:, :rank]
+    basis = _basis_of_rows(matrix, metric)[1]
+    extra = rank - basis.shape[1]
+    if extra <= 0:
+        return basis[:, :rank]
+    if 2 * extra > len(matrix):
+        return output_basis(matrix, metric)[1][:, :rank]  # no more work than the steps below
+    return torch.cat([basis, _heavy_directions(matrix, basis.to(matrix), extra).to(basis)], 1)
 
 
 def _has_few_rows(matrix: Tensor, metric: Metric) -> bool:
     t, d = matrix.shape
-    return metric.n_rows is not None and t <= d and 4 * metric.n_rows <= t
+    return metric.n_rows is not None and t <= d and 2 * metric.n_rows <= t
+
+
+def _heavy_directions(matrix: Tensor, basis: Tensor, count: int) -> Tensor:
+    """``count`` orthonormal directions outside ``basis`` with nearly the most of the energy of M, (t, count).
+
+    By a few steps of subspace iteration from random directions: a decomposition of M Mᵀ would take several times as
+    long, and only ε tells such directions apart, so nothing that was measured depends on their order.
+    """
+    t = len(matrix)
+    moment = matrix @ matrix.T
+    generator = torch.Generator().manual_seed(0)
+    spare = min(_SPARE, t - basis.shape[1] - count)
+    block = torch.randn(t, count + spare, generator=generator).to(matrix)
+    for _ in range(_STEPS):
+        block = block - basis @ (basis.T @ block)
+        block = moment @ torch.linalg.qr(block)[0]
+    # Twice, because what is left of the basis after one subtraction is rounding of large numbers.
+    for _ in range(2):
+        block = torch.linalg.qr(block - basis @ (basis.T @ block))[0]
+    _, vectors = torch.linalg.eigh(block.T @ moment @ block)
+    return block @ vectors.flip(1)[:, :count]
 
 
 def _basis_of_rows(matrix: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
-    """Energies and directions of what n rows see, n or fewer: from the (n, n) products of the layer's outputs.
-
-    ε is counted in the energies but does not turn the directions, which it would by less than Σ is known.
-    """
+    """Energies and directions of what n rows see, n or fewer: from the (n, n) products of the layer's outputs."""
     seen = metric.seen(matrix).double()  # (t, n)
     values, vectors = torch.linalg.eigh(seen.T @ seen)
     values, vectors = values.flip(0), vectors.flip(1)
     # Directions of no energy, such as the one that centring takes away, are rounding.
     kept = values > 1e-10 * values[0]
-    basis = torch.linalg.qr(seen @ vectors[:, kept])[0]
-    weights = (basis.to(matrix).T @ matrix).double().square().sum(1)
-    return values[kept] + metric.epsilon * weights, basis
+    return values[kept], torch.linalg.qr(seen @ vectors[:, kept])[0]
 
 
 def _tall_basis(matrix: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tensigma.compression import Report
-from tensigma.evaluation import Certificate, Evaluation
+from tensigma.evaluation import Certificate, Evaluation, speedup_of
 from tensigma.finetuning import FineTuning
 from tensigma.planning import weighing_in_words
 from tensigma.report import numbers
@@ -46,6 +47,9 @@ def headline(report: Report, evaluation: Evaluation | None) -> list[Card]:
     if before.macs is not None and after.macs is not None:
         shown.append(_size("Multiply-adds", before.macs, after.macs))
     shown.append(_size("Bytes", before.bytes, after.bytes, "B"))
+    speed = report.notes.get("speed")
+    if speed is not None and (evaluation is None or evaluation.latency is None):
+        shown.append(_time(speed))
     if evaluation is None:
         return shown
     first = evaluation.original
@@ -96,6 +100,12 @@ def _size(name: str, before: int, after: int, unit: str = "") -> Card:
         change=numbers.times(before, after, "fewer" if not unit else "smaller"),
         share=after / before if before else None,
     )
+
+
+def _time(speed: Mapping[str, Any]) -> Card:
+    before, after = (f"{1000 * speed[key]:.3g} ms" for key in ("before", "after"))
+    change = f"{numbers.speed(speedup_of(speed))}, PyTorch, one thread, batch {speed['batch']}"
+    return Card(name="Time", before=before, after=after, change=change)
 
 
 def facts(report: Report, evaluation: Evaluation | None) -> list[tuple[str, str]]:

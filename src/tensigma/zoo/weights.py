@@ -60,7 +60,7 @@ def load_weights_(model: nn.Module, file: str | Path, *, ignore: Sequence[str] =
 
     Raises:
         StoreError: The file is absent, unreadable or not a state dict.
-        InputError: Keys are missing, unexpected or of another shape; the first few are named.
+        InputError: Keys are missing, unexpected, of another shape or no floating-point numbers; a few are named.
     """
     state = {
         key: value for key, value in read_weights(file).items() if not any(key.startswith(prefix) for prefix in ignore)
@@ -74,9 +74,20 @@ def load_weights_(model: nn.Module, file: str | Path, *, ignore: Sequence[str] =
         for key, value in state.items()
         if key in expected and value.shape != expected[key].shape
     ]
+    # Copying would turn them into numbers that nobody trained, such as those of a quantised checkpoint without scales.
+    kinds = [
+        f"{key} {value.dtype} for {expected[key].dtype}"
+        for key, value in state.items()
+        if key in expected and expected[key].is_floating_point() and not value.is_floating_point()
+    ]
     problems = [
         f"{len(keys)} {what}: {', '.join(keys[:3])}{', …' if len(keys) > 3 else ''}"
-        for what, keys in (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
+        for what, keys in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("of another shape", shapes),
+            ("of another type", kinds),
+        )
         if keys
     ]
     if problems:
