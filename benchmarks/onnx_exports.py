@@ -85,25 +85,28 @@ def difference(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max())
 
 
-@torch.inference_mode()
 def at_full_rank(model: nn.Module, exporter: str, folder: Path) -> dict[str, Any]:
     """What becomes of one file."""
     file, again = folder / "model.onnx", folder / "again.onnx"
     export(model, file, exporter)
     read = ts.load_onnx(file)
     x = torch.randn(3, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
-    expected = OnnxModel(file)(x)
     recipe = ts.Recipe(ranks=ts.Ranks({"*": 10**6}), norm="frobenius", method="svd", skip=(), saving="none")
     full, report = ts.compress(read, ts.plan(read, recipe=recipe))
     ts.export(full, again, x)
+    # Not around the export: without gradients, attention becomes one operator that the older exporter does not know.
+    with torch.inference_mode():
+        expected, as_read, at_full, in_pytorch = (
+            module(x) for module in (OnnxModel(file), read, OnnxModel(again), model)
+        )
     return {
         "layers": len(read.layers),
         "layers_in_pytorch": len(ts.layers.find_layers(model)),
         "left_alone": len(read.left_alone),
         "decomposed": len(report.compressed),
-        "difference_as_read": difference(read(x), expected),
-        "difference_at_full_rank": difference(OnnxModel(again)(x), expected),
-        "difference_from_pytorch": difference(expected, model(x)),
+        "difference_as_read": difference(as_read, expected),
+        "difference_at_full_rank": difference(at_full, expected),
+        "difference_from_pytorch": difference(expected, in_pytorch),
     }
 
 
