@@ -153,12 +153,12 @@ def cpu_seconds(models: Sequence[torch.nn.Module], x: Tensor, rounds: int) -> li
     return [min(seconds[3:]) for seconds in times]
 
 
-def compress(task: Task, folder: Path, budget: float, out: Path, *, quick: bool) -> dict[str, Any]:
+def compress(task: Task, folder: Path, budget: float, out: Path, *, quick: bool, alike: bool) -> dict[str, Any]:
     """Write the compressed file, and tell what it is."""
     network = ts.load_onnx(folder / task.file)
     start = time.process_time()
     batches = list(task.inputs(task.calibration, 0).split(task.batch))
-    options: dict[str, Any] = QUICK if quick else {}
+    options: dict[str, Any] = QUICK if quick else {"weights": None} if alike else {}
     recipe = ts.Recipe(budget=ts.Macs(budget), **options)
     small, report = ts.compress(network, batches, recipe=recipe)
     seconds = time.process_time() - start
@@ -167,6 +167,7 @@ def compress(task: Task, folder: Path, budget: float, out: Path, *, quick: bool)
         "file": task.file,
         "calibrated_on": task.calibration,
         "quick": quick,
+        "alike": alike,
         "macs": [report.before.macs, report.after.macs],
         "params": [report.before.params, report.after.params],
         "file_bytes": [(folder / task.file).stat().st_size, out.stat().st_size],
@@ -206,6 +207,10 @@ def judge(task: Task, folder: Path, out: Path, macs: Sequence[int], rounds: int)
     return result
 
 
+def short(number: float) -> str:
+    return f"{number / 1e9:.3g} G" if number >= 1e9 else f"{number / 1e6:.3g} M"
+
+
 def table(tasks: dict[str, Any]) -> str:
     """The results as they are on the page."""
     rows = [
@@ -214,7 +219,7 @@ def table(tasks: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for task in tasks.values():
-        macs, params = ([f"{number / 1e6:.3g} M" for number in task[key]] for key in ("macs", "params"))
+        macs, params = ([short(number) for number in task[key]] for key in ("macs", "params"))
         before, after = (1000 * seconds for seconds in task["ort_seconds"])
         cells = [
             f"`{task['file'].removesuffix('.onnx')}`",
@@ -272,6 +277,7 @@ def main() -> None:
     parser.add_argument(
         "--keep", type=Path, default=Path(tempfile.gettempdir()) / "tensigma-onnx", help="folder for the files"
     )
+    parser.add_argument("--alike", action="store_true", help="all layers count alike; nothing is tried")
     parser.add_argument("--quick", action="store_true", help="only SVD, all layers counted alike")
     parser.add_argument("--calibration", type=int, help="inputs to calibrate with, instead of the task's number")
     parser.add_argument("--again", action="store_true", help="judge the files of an earlier run again")
@@ -289,7 +295,7 @@ def main() -> None:
         if options.again:
             facts = json.loads(former.read_text())["tasks"][name]
         else:
-            facts = compress(task, options.folder, options.budget, out, quick=options.quick)
+            facts = compress(task, options.folder, options.budget, out, quick=options.quick, alike=options.alike)
         facts |= judge(task, options.folder, out, facts["macs"], options.rounds)
         print(name, json.dumps(facts, indent=1), flush=True)
         # Read now: another run may have written since this one began.
