@@ -18,18 +18,17 @@ Box = tuple[float, float, float, float, int]
 SPACES = (5710, 6624)
 
 
-def texts(scores: Tensor, alphabet: Sequence[str] | None = None, *, keep_blanks: bool = False) -> list[Any]:
+def texts(scores: Tensor, alphabet: Sequence[str] | None = None, *, stripped: bool = False) -> list[Any]:
     """What is read in each line: the best character at every position, repeats and blanks (0) left out.
 
-    Characters are numbers without an ``alphabet``. Spaces before and after the text are left out, unless
-    ``keep_blanks``: a line that does not fill its picture may end with some or none.
+    Characters are numbers without an ``alphabet``. ``stripped`` leaves out spaces before and after the text.
     """
     results = []
     for row in scores.argmax(-1).tolist():
         numbers = [n for index, n in enumerate(row) if n and (index == 0 or row[index - 1] != n)]
-        while not keep_blanks and numbers and numbers[-1] in SPACES:
+        while stripped and numbers and numbers[-1] in SPACES:
             numbers.pop()
-        while not keep_blanks and numbers and numbers[0] in SPACES:
+        while stripped and numbers and numbers[0] in SPACES:
             numbers.pop(0)
         known = "" if alphabet is None else "".join(alphabet[n - 1] if n <= len(alphabet) else " " for n in numbers)
         results.append(tuple(numbers) if alphabet is None else known)

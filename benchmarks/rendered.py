@@ -39,17 +39,25 @@ def colours(rng: random.Random) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(rng.randint(205, 255) for _ in range(3)), tuple(rng.randint(0, 80) for _ in range(3))
 
 
-def line(rng: random.Random, width: int = 192, height: int = 48) -> Image.Image:
-    """One line of text that fits."""
+def cut_line(rng: random.Random, width: int = 192, height: int = 48, *, turned: bool = False) -> Image.Image:
+    """One line of text as readers of texts hand it to their networks: cut out closely, scaled to the height of the
+    input, and with grey, which becomes 0, where it does not fill the width. A ``turned`` line stands on its head.
+    """
     paper, ink = colours(rng)
-    image = Image.new("RGB", (width, height), paper)
-    draw = ImageDraw.Draw(image)
+    ruler = ImageDraw.Draw(Image.new("RGB", (1, 1)))
     while True:
         text, face = phrase(rng, rng.randint(1, 3)), font(rng, rng.randint(22, 34))
-        left, top, right, bottom = draw.textbbox((0, 0), text, font=face)
-        if right - left <= width - 12 and bottom - top <= height - 8:
+        left, top, right, bottom = ruler.textbbox((0, 0), text, font=face)
+        beside, above = rng.randint(2, 5), rng.randint(2, 5)
+        size = int(right - left) + 2 * beside, int(bottom - top) + 2 * above
+        scaled = round(size[0] * height / size[1])
+        if scaled <= width:
             break
-    draw.text((6 - left, (height - bottom + top) // 2 - top), text, fill=ink, font=face)
+    line = Image.new("RGB", size, paper)
+    ImageDraw.Draw(line).text((beside - left, above - top), text, fill=ink, font=face)
+    line = line.rotate(180) if turned else line
+    image = Image.new("RGB", (width, height), (128, 128, 128))
+    image.paste(line.resize((scaled, height), Image.Resampling.BILINEAR), (0, 0))
     return image
 
 

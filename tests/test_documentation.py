@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import formats
+import onnx_exports
 import onnx_files
 import pytest
 import torch
@@ -253,6 +254,8 @@ def test_the_page_of_onnx_files_has_the_table_of_its_results() -> None:
     found = json.loads((ROOT / "results" / "benchmark_onnx.json").read_text(encoding="utf-8"))
     page = (ROOT / "docs" / "onnx.md").read_text(encoding="utf-8")
     assert onnx_files.table(found["tasks"]) in page, "run: python benchmarks/onnx_files.py DIR --table"
+    found = json.loads((ROOT / "results" / "benchmark_onnx_exports.json").read_text(encoding="utf-8"))
+    assert onnx_exports.table(found["networks"]) in page, "run: python benchmarks/onnx_exports.py --table"
 
 
 def test_the_page_of_coverage_is_that_of_its_results() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
+from PIL import Image
 
 import tensigma as ts
 from support_cli import DATA, files
@@ -60,7 +61,9 @@ def test_from_file_to_smaller_file(run, run_json, model: Path, place: Path):
     assert small.metadata_props == onnx.load(model).metadata_props
     for notes in (json.loads(Path("small/report.json").read_text())["notes"], ts.Plan.load("small/plan.json").notes):
         assert notes["runtime"]["saving"] >= 2
+        assert notes["runtime"]["words"].startswith("ONNX Runtime takes")
         assert notes["weighing"]["by"] == "forward runs"
+    assert "ONNX Runtime takes" in Path("small/report.html").read_text(encoding="utf-8")
     x = torch.randn(3, 1, 8, 8)
     with torch.inference_mode():
         torch.testing.assert_close(ts.load("small")(x), answers_of(place / "small" / "model.onnx", x)[0])
@@ -99,6 +102,34 @@ def test_bad_input_is_refused_in_words(run, model: Path, place: Path):
     (place / "cut.onnx").write_bytes(model.read_bytes()[:200])
     assert "cut.onnx cannot be read as ONNX" in message("inspect", "cut.onnx")
     assert "absent.onnx: no such file" in message("inspect", "absent.onnx")
+    one = {"w": weights(6, 3, 3, 3)}
+    bad = {
+        "plain": (graph_of([node("Relu", "x")], {}), "there is nothing to compress"),
+        "newer": (
+            graph_of(
+                [node("Conv", "x w", "c"), onnx.helper.make_node("Nowhere", ["c"], ["y"], domain="nowhere")],
+                {"w": weights(6, 4, 3, 3)},
+                domains=["nowhere"],
+            ),
+            "operator that the installed version",
+        ),
+        "last": (
+            graph_of([node("Transpose", "x", "t", perm=[0, 3, 1, 2]), node("Conv", "t w")], one, input=("n", 8, 8, 3)),
+            "add layout=nhwc",
+        ),
+        "two": (
+            graph_of(
+                [node("Conv", "x w", "c"), node("Mul", "c s")], one, inputs={"x": ("n", 3, 8, 8), "s": ("n", 1, 1, 1)}
+            ),
+            "two.onnx?input=x&s=[[1,1]]",
+        ),
+    }
+    for number in range(2):
+        Image.new("RGB", (8, 8), (90 * number,) * 3).save(place / f"{number}.png")
+    for name, (graph, words) in bad.items():
+        written(graph, place, f"{name}.onnx")
+        images = f"imagefolder:{place}?size=8x8"
+        assert words in message("compress", f"{name}.onnx", "--data", images, *common), name
     assert not Path("small").exists()
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
-from typing import Any
 
+import onnx_exports
 import pytest
 import torch
 
@@ -13,32 +12,32 @@ import tensigma as ts
 from support_graphs import answers_of, assert_same
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
-SIZE = 64
-
-
-def export(model: torch.nn.Module, file: Path, exporter: str) -> None:
-    x = torch.randn(2, 3, SIZE, SIZE)
-    if exporter == "dynamo":
-        ts.export(model, file, x)
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        names: dict[str, Any] = {"input_names": ["input"], "output_names": ["output"]}
-        torch.onnx.export(
-            model, (x,), file, dynamo=False, dynamic_axes={"input": {0: "n"}, "output": {0: "n"}}, **names
-        )
+SIZE = onnx_exports.SIZE
 
 
 @pytest.mark.parametrize(
     ("name", "exporter"),
-    [("resnet18", "dynamo"), ("resnet18", "torchscript"), ("mobilenet_v3_small", "torchscript")],
+    [("squeezenet1_1", "torchscript"), ("vision_transformer", "dynamo"), ("vision_transformer", "torchscript")],
+)
+def test_at_full_rank_the_answers_are_the_same(name: str, exporter: str, tmp_path: Path):
+    facts = onnx_exports.at_full_rank(onnx_exports.network(name), exporter, tmp_path)
+    assert facts["difference_as_read"] < 1e-4
+    assert facts["difference_at_full_rank"] < 1e-4
+    # Projections of attention are no modules in PyTorch, and layers in the file.
+    assert facts["decomposed"] >= 0.7 * facts["layers_in_pytorch"]
+
+
+@pytest.mark.parametrize(
+    ("name", "exporter"),
+    [("resnet18", "own"), ("resnet18", "torchscript"), ("mobilenet_v3_small", "torchscript")],
 )
 def test_both_exporters(name: str, exporter: str, tmp_path: Path):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = ts.zoo.load_model(f"torchvision:{name}")
+    model = onnx_exports.network(name)
     file = tmp_path / "model.onnx"
-    export(model, file, exporter)
+    if exporter == "own":
+        ts.export(model, file, torch.randn(2, 3, SIZE, SIZE))
+    else:
+        onnx_exports.export(model, file, exporter)
     network = ts.load_onnx(file)
     # Every layer is found, under the name it has in PyTorch.
     assert {*network.layers} == {layer.name for layer in ts.layers.find_layers(model)}

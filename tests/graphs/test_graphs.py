@@ -197,6 +197,47 @@ def test_graphs_inside_nodes_are_left_alone(tmp_path: Path):
     assert_same(small, x, answers_of(tmp_path / "small.onnx", x))
 
 
+def test_a_loop_is_left_alone(tmp_path: Path):
+    inside = [
+        node("Conv", "state w", "next", pads=[1, 1, 1, 1]),
+        node("Identity", "going", "goes_on"),
+    ]
+    body = helper.make_graph(
+        inside,
+        "body",
+        [
+            helper.make_tensor_value_info("turn", TensorProto.INT64, ()),
+            helper.make_tensor_value_info("going", TensorProto.BOOL, ()),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("goes_on", TensorProto.BOOL, ()),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, None),
+        ],
+    )
+    nodes = [
+        helper.make_node("Loop", ["turns", "always", "x"], ["last"], name="the.loop", body=body),
+        node("Conv", "last v", "y", pads=[1, 1, 1, 1]),
+    ]
+    tensors = {
+        "w": weights(4, 4, 3, 3),
+        "v": weights(6, 4, 3, 3),
+        "turns": np.array(2, np.int64),
+        "always": np.array(True),
+    }
+    file = written(graph_of(nodes, tensors), tmp_path)
+    network = ts.load_onnx(file)
+    assert list(network.layers) == ["the.y"]
+    assert network.left_alone == {
+        "the.loop": "Loop decides at run time what it computes, so the layer inside it is left alone"
+    }
+    x = inputs_for(network)
+    assert_same(network, x, answers_of(file, x))
+    small = compressed(network, 2)
+    ts.export(small, tmp_path / "small.onnx", x)
+    assert_same(small, x, answers_of(tmp_path / "small.onnx", x))
+
+
 def test_operators_of_other_domains_run_as_they_are(tmp_path: Path):
     nodes = [
         helper.make_node("FusedConv", ["x", "w"], ["f"], name="the.f", domain="com.microsoft", activation="Relu"),

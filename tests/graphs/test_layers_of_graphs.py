@@ -38,6 +38,10 @@ CASES = {
     "no bias": conv(kernel_shape=[3, 3]),
     "asymmetric pads": conv(bias=True, pads=[0, 2, 1, 1], strides=[2, 2]),
     "padded in one axis only": conv(weights(6, 4, 1, 3), pads=[1, 1, 0, 2], strides=[2, 1]),
+    "bias as an addition": graph_of(
+        [node("Conv", "x w", "c"), node("Add", "c b", "a"), node("Relu", "a")], {"w": W, "b": weights(6, 1, 1)}
+    ),
+    "dilation": conv(bias=True, pads=[2, 3, 2, 3], dilations=[2, 3]),
     "same upper": conv(bias=True, auto_pad="SAME_UPPER", strides=[2, 2]),
     "same lower": conv(auto_pad="SAME_LOWER", strides=[2, 3]),
     "same, stride 1": conv(weights(6, 4, 2, 3), auto_pad="SAME_UPPER"),
@@ -81,7 +85,7 @@ def test_a_layer_computes_what_its_node_does_also_when_replaced(name: str, tmp_p
     operators = [item.op_type for item in onnx.load(tmp_path / "small.onnx").graph.node]
     assert len(operators) > len(CASES[name].graph.node)
     # A bias of its own would be an addition of its own.
-    assert operators.count("Add") == (name == "matmul and bias")
+    assert operators.count("Add") == (name in ("matmul and bias", "bias as an addition"))
 
 
 @pytest.mark.parametrize("method", ["tucker2", "cp", "svd", "spatial-svd", "tensor-train"])

@@ -90,3 +90,25 @@ def test_random_mixtures_react_to_changes_as_the_divergence_does(shape: tuple[in
         (slope,) = torch.autograd.grad(probe.mixture([tracked], generator), tracked)
         squares += (slope * change).flatten(1).sum(1).square() / draws
     assert squares.mean().item() == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_networks_that_end_with_a_softmax_count_as_those_without_it(seed: int) -> None:
+    """The divergence of probabilities is that of their logits, at every position, and so is the way it reacts."""
+    generator = torch.Generator().manual_seed(seed)
+    one, change = (5 * torch.randn(6, 3, 40, generator=generator).double() for _ in range(2))
+    other = one + 1e-3 * change
+    x, kind = [torch.zeros(6, 1)], Scores(-1)
+    softened = one.softmax(-1), other.softmax(-1)
+    expected = Probe(Fixed(one), x, samples=6, answers=kind).divergence(Fixed(other))
+    found = Probe(Fixed(softened[0]), x, samples=6, answers=kind).divergence(Fixed(softened[1]))
+    assert found == pytest.approx(expected, rel=1e-6)
+    signs = torch.randint(0, 2, one.shape, generator=generator).double() * 2 - 1
+    moves = [
+        (kind.root(before, signs, 1.0) * (after - before)).sum((1, 2))
+        for before, after in ((one, other), (softened[0], softened[1]))
+    ]
+    # To first order a softmax moves by its derivative.
+    torch.testing.assert_close(moves[1], moves[0], rtol=0.05, atol=1e-5)
+    zeros = torch.eye(4)[None].float()
+    assert math.isfinite(Probe(Fixed(zeros), x, samples=1, answers=kind).divergence(Fixed(zeros.flip(-1))))

@@ -90,7 +90,11 @@ def test_small_images_are_not_enlarged_without_a_word(tmp_path: Path, caplog: py
     load_data(f"imagefolder:{tmp_path}?size=224")
     assert not caplog.records
     load_data(f"imagefolder:{tmp_path}")
-    assert "images of 32×40 are enlarged to 224×224; add ?size=32" in caplog.text
+    assert "images of 32×40 are enlarged to 224×224; add ?size=32 to" in caplog.text
+    # The middle of a line of text is not the line.
+    Image.new("RGB", (192, 48)).save(tmp_path / "small.png")
+    load_data(f"imagefolder:{tmp_path}")
+    assert "add ?size=48x192 to keep their size" in caplog.text
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])

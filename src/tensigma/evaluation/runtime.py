@@ -31,7 +31,7 @@ def runtime_note(
     total = sum(times.values())
     others = {operator: seconds / total for operator, seconds in times.items() if not is_layer(operator)}
     speedup, saving = before.minimum / after.minimum, macs[0] / max(macs[1], 1)
-    return {
+    note = {
         "seconds": [before.minimum, after.minimum],
         "speedup": speedup,
         "saving": saving,
@@ -39,6 +39,7 @@ def runtime_note(
         "outside_layers": sum(others.values()),
         "operators": dict(list(others.items())[:3]),
     }
+    return {**note, "words": runtime_in_words(note)}
 
 
 def runtime_in_words(note: Mapping[str, Any]) -> str:

@@ -52,7 +52,8 @@ def layer_node(source: Source, node: Any) -> LayerNode | str | None:
         return None
     inside = sum(_count(graph) for graph in subgraphs(node))
     if inside:
-        return f"{node.op_type} decides at run time what it computes, so the {inside} layers inside it are left alone"
+        what = "layer inside it is" if inside == 1 else f"{inside} layers inside it are"
+        return f"{node.op_type} decides at run time what it computes, so the {what} left alone"
     if node.op_type not in OPERATORS:
         return None
     try:

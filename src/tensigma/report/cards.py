@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensigma.compression import Report
-from tensigma.evaluation import Certificate, Evaluation, speedup_of
+from tensigma.evaluation import Certificate, Evaluation, runtime_in_words, speedup_of
 from tensigma.finetuning import FineTuning
 from tensigma.planning import weighing_in_words
 from tensigma.report import numbers
@@ -125,6 +125,7 @@ def facts(report: Report, evaluation: Evaluation | None) -> list[tuple[str, str]
         ("Certificate", None if certified is None else _certificate(certified)),
         ("Norm", ", ".join(norms)),
         ("Budget shared out", weighing_in_words(notes["weighing"]) if notes.get("weighing") else None),
+        ("Time in ONNX Runtime", runtime_in_words(notes["runtime"]) if notes.get("runtime") else None),
         ("Fine-tuned", _fine_tuning(notes.get("finetuning"))),
         ("Layers compressed", f"{len(report.compressed)} of {len(report.layers)}"),
         ("Time to compress", f"{report.seconds:.1f} s"),

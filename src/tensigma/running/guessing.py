@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tensigma.running.batches import Batch
 from tensigma.running.heads import Head
-from tensigma.running.kinds import Boxes, Kind, Numbers, Scores
+from tensigma.running.kinds import Boxes, Kind, Numbers, Scores, are_probabilities
 from tensigma.running.outputs import items_of, leaves
 
 _NAMES_OF_SCORES = ("logits", "scores", "probabilities", "probs")
@@ -59,7 +58,7 @@ def guess(path: str, tensor: Tensor, batch: Batch, head: Head, labels: Any = Non
         return Numbers()
     named = _is_named(path)
     if tensor.dim() == 2:
-        clear = named or _are_probabilities(tensor) or (classes is not None and classes.shape == tensor.shape[:1])
+        clear = named or _tell_probabilities(tensor) or (classes is not None and classes.shape == tensor.shape[:1])
         return Scores() if clear or (head.gives(tensor.shape[1]) and not _are_directions(tensor)) else None
     axes = [-1, 1] if head.linear else [1, -1]
     for axis in (axis for axis in axes if tensor.shape[axis] > 1):
@@ -84,7 +83,7 @@ def is_told(path: str, scores: Tensor, axis: int, head: Head, labels: Any = None
     >>> is_told("", 2 * rows, 1, head), is_told("logits", 2 * rows, 1, head), is_told("", rows.log_softmax(1), 1, head)
     (False, True, True)
     """
-    if head.classifies or _is_named(path) or _are_probabilities(scores, axis):
+    if head.classifies or _is_named(path) or _tell_probabilities(scores, axis):
         return True
     positions = [size for index, size in enumerate(scores.shape) if index != axis % scores.dim()]
     return _are_classes(labels) and list(labels.shape) == positions
@@ -98,19 +97,14 @@ def _are_classes(labels: Any) -> bool:
     return isinstance(labels, Tensor) and not labels.is_floating_point()
 
 
-def _are_probabilities(scores: Tensor, axis: int = 1) -> bool:
-    if bool((scores <= 0).all()):
-        scores = scores.double().exp()
-    return bool((scores >= 0).all()) and _all_ones(scores.sum(axis, dtype=torch.float64))
+def _tell_probabilities(scores: Tensor, axis: int = 1) -> bool:
+    """Whether these are probabilities or their logarithms."""
+    return are_probabilities(scores.double().exp() if bool((scores <= 0).all()) else scores, axis)
 
 
 def _are_directions(rows: Tensor) -> bool:
     """Whether all rows have length 1, as embeddings that are compared by their angle."""
-    return _all_ones(rows.double().norm(dim=1))
-
-
-def _all_ones(values: Tensor) -> bool:
-    return bool(((values.double() - 1).abs() < 1e-3).all())
+    return bool(((rows.double().norm(dim=1) - 1).abs() < 1e-3).all())
 
 
 def first_path(paths: Sequence[str]) -> str:

@@ -21,6 +21,19 @@ from tensigma.running.precision import Detections
 LikenessFunction = Callable[[Any, Any], Any]
 
 
+# Smaller ones count as this one: a softmax in single precision may give 0, whose logarithm is infinite.
+_LEAST_PROBABILITY = 1e-12
+
+
+def are_probabilities(scores: Tensor, axis: int) -> bool:
+    """Whether these numbers are probabilities of classes along ``axis``.
+
+    >>> are_probabilities(torch.full((2, 4), 0.25), 1), are_probabilities(torch.eye(3) * 2, 1)
+    (True, False)
+    """
+    return bool((scores >= 0).all()) and bool(((scores.sum(axis, dtype=torch.float64) - 1).abs() < 1e-3).all())
+
+
 class Kind(ABC):
     """The meaning of one part of an answer."""
 
@@ -91,7 +104,16 @@ class Scores(Smooth):
         return scores.movedim(self.axis, 1).flatten(2) if scores.dim() > 2 else scores.unsqueeze(2)
 
     def distance(self, answer: Tensor, target: Tensor, variance: Any, temperature: float = 1.0) -> Tensor:
-        """The Kullback–Leibler divergence of class probabilities; positions that ``target`` leaves open count 0."""
+        """The Kullback–Leibler divergence of class probabilities; positions that ``target`` leaves open count 0.
+
+        Scores are logits, or probabilities already, where the network ends with a softmax.
+
+        >>> p, q = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.5, 0.5]])
+        >>> torch.allclose(Scores().distance(q, p, 1.0), Scores().distance(q.log(), p.log() + 3, 1.0))
+        True
+        """
+        if are_probabilities(target, self.axis):
+            answer, target = (scores.clamp_min(_LEAST_PROBABILITY).log() for scores in (answer, target))
         log_q, log_p = (self.rows(scores / temperature).log_softmax(1) for scores in (answer, target))
         answered = self.rows(target).amax(1, keepdim=True).isfinite()
         p = log_p.exp()
@@ -102,9 +124,12 @@ class Scores(Smooth):
 
     def root(self, answer: Tensor, signs: Tensor, variance: float) -> Tensor:
         # ½ (diag p − p pᵀ) is the curvature of the divergence of probabilities, and this its root.
-        root = answer.softmax(self.axis).sqrt()
+        given = are_probabilities(answer, self.axis)
+        root = (answer.clamp_min(_LEAST_PROBABILITY) if given else answer.softmax(self.axis)).sqrt()
         n_positions = answer[0].numel() // answer.shape[self.axis]
-        return root * (signs - root * (root * signs).sum(self.axis, keepdim=True)) / (2 * n_positions) ** 0.5
+        moves = root * (signs - root * (root * signs).sum(self.axis, keepdim=True)) / (2 * n_positions) ** 0.5
+        # A logit moves by dp ÷ p.
+        return moves / root.square() if given else moves
 
 
 @dataclass(frozen=True)

@@ -152,9 +152,11 @@ def _file_view(spec: Spec, options: DataOptions, source: Folder | Shards | Rows 
         # A network for small images also runs on enlarged ones, and its statistics would describe those.
         if sides is not None and 2 * min(sides) <= size:
             wide, high = sides
+            # Much of a long image, such as a line of text, would be cut off.
+            own = f"{high}x{wide}" if max(sides) >= 2 * min(sides) else min(sides)
             logger.warning(
-                "%s: images of %d×%d are enlarged to %d×%d; add ?size=%d to keep their size",
-                *(spec, wide, high, size, size, min(sides)),
+                "%s: images of %d×%d are enlarged to %d×%d; add ?size=%s to keep their size",
+                *(spec, wide, high, size, size, own),
             )
     return view
 
