@@ -181,7 +181,7 @@ class TestBytes:
     def test_a_plan_counts_what_folding_saves(self, plan: Plan, stats: ts.Calibration) -> None:
         assert plan.folding.layers == {"first": "norm", "second": "norm2"}
         assert plan.after.bytes <= 0.3 * plan.before.bytes == 0.3 * count_bytes(Net())
-        assert "BatchNorm is folded into 2 layers" in str(plan)
+        assert "BatchNorm is folded into 2 of the layers" in str(plan)
         small, report = ts.compress(Net().eval(), plan, stats, data=[images()])
         assert report.after.bytes == count_bytes(small) == plan.after.bytes
         assert report.before.params == plan.before.params
@@ -237,6 +237,9 @@ class TestBytes:
         data["folding"]["layers"] = {"absent": "norm"}
         with pytest.raises(InputError, match="no such layer"):
             Plan.from_json(data).check_model(Net())
+        data["folding"]["layers"] = {"first": "norm", "second": "norm"}
+        with pytest.raises(InputError, match="into two layers"):
+            Plan.from_json(data).check_model(Net())
         data["folding"]["bytes"] = 10**9
         with pytest.raises(StoreError, match="folding cannot save"):
             Plan.from_json(data)
@@ -247,4 +250,4 @@ class TestBytes:
         by_hand = ts.plan(model, stats, budget=ts.Bytes(0.8), norm="activation", weights=None)
         assert by_hand.folding.layers == {}
         assert "as they are" in by_hand.folding.left["norm"]
-        assert "BatchNorm norm and 1 more is not folded" in str(by_hand)
+        assert "BatchNorm norm and 1 more are not folded" in str(by_hand)

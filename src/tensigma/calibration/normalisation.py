@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from tensigma.layers import Geometry, is_compiled
+from tensigma.running import leaves
 
 # Real data sets differ by a factor of two or so; a forgotten normalisation by twenty or more.
 _FARTHEST_MEAN = 3.0
@@ -134,7 +135,7 @@ class Followers(TorchDispatchMode):
 
     def see(self, output: Any) -> None:
         """What the model returns is read by others."""
-        for leaf in tree_leaves(output):
+        for leaf in leaves(output).values():
             self._note(leaf, None)
 
     def found(self) -> dict[str, str]:

@@ -107,7 +107,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, force: bool = Fals
             },
             "architecture": original_fingerprint(model),
             "aliases": aliases,
-            **({"packed": packed} if packed else {}),
+            **({"packed": packed} if packed or folded else {}),
             **({"folded": folded} if folded else {}),
             "digests": content_digests(tensors),
         }
@@ -263,8 +263,10 @@ _FIELDS = {
 }
 # Archives of version 0.1 of the library have no digests; none of them has packed weights.
 _DIGESTS = {"digests": mapping(text()), SEAL: text()}
-_FEW_BITS = {"packed": PACKED, "folded": sequence(text())}
-_MANIFESTS = {VERSION: record(_FIELDS, _DIGESTS), PACKED_VERSION: record({**_FIELDS, **_DIGESTS}, _FEW_BITS)}
+_MANIFESTS = {
+    VERSION: record(_FIELDS, _DIGESTS),
+    PACKED_VERSION: record({**_FIELDS, "packed": PACKED, **_DIGESTS}, {"folded": sequence(text())}),
+}
 
 
 def _manifest(place: Path) -> dict[str, Any]:

@@ -370,23 +370,8 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         left = (0, 1, *range(3, 3 + 2 * len(measures), 2), len(header))
         rise = f", but {after.macs / before.macs:.2f} times the MACs" if self.raises_macs else ""
         smaller = f", bytes {before.bytes / max(after.bytes, 1):.2f}" if self.has_bits else ""
-        lines = [table([*header, "why dense"], rows, left=left), f"rate {self.rate:.2f}{smaller}{rise}"]
-        if self.folding.layers:
-            lines.append(f"BatchNorm is folded into {len(self.folding.layers)} layers")
-        lines += [f"{name} is not folded: {reason}" for name, reason in _first(self.folding.left)]
-        return "\n".join(lines)
-
-
-def _first(reasons: Mapping[str, str], most: int = 3) -> list[tuple[str, str]]:
-    """Each reason once, with the first name that it holds for and the number of the others; a few of them."""
-    names: dict[str, list[str]] = {}
-    for name, reason in reasons.items():
-        names.setdefault(reason, []).append(name)
-    lines = [
-        (f"BatchNorm {first}" + (f" and {len(others)} more" if others else ""), reason)
-        for reason, (first, *others) in names.items()
-    ]
-    return lines[:most]
+        head = table([*header, "why dense"], rows, left=left)
+        return "\n".join([head, f"rate {self.rate:.2f}{smaller}{rise}", *self.folding.in_words()])
 
 
 def _pair(before: Cost, after: Cost, measure: str, *, known: bool, changed: bool) -> list[str]:

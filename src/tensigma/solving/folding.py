@@ -46,8 +46,26 @@ class Folding:
         """The BatchNorms that are folded."""
         return tuple(self.layers.values())
 
+    def in_words(self, most: int = 3) -> list[str]:
+        """What is folded, and what is not: each reason once, a few of them.
+
+        >>> Folding(layers={"a": "b"}, left={"c": "it has hooks", "d": "it has hooks"}).in_words()
+        ['BatchNorm is folded into 1 of the layers', 'BatchNorm c and 1 more are not folded: it has hooks']
+        """
+        lines = [f"BatchNorm is folded into {len(self.layers)} of the layers"] if self.layers else []
+        names: dict[str, list[str]] = {}
+        for name, reason in self.left.items():
+            names.setdefault(reason, []).append(name)
+        for reason, (first, *others) in list(names.items())[:most]:
+            who = f"{first} and {len(others)} more are" if others else f"{first} is"
+            lines.append(f"BatchNorm {who} not folded: {reason}")
+        return lines
+
     def check(self, model: nn.Module) -> None:
         """Refuse a model in which these cannot be folded."""
+        twice = next((norm for norm in self.norms if self.norms.count(norm) > 1), None)
+        if twice is not None:
+            raise InputError(f"{twice} cannot be folded into two layers")
         layers = {layer.name: layer.module for layer in find_layers(model) if layer.reason is None}
         modules = dict(model.named_modules())
         for name, norm in self.layers.items():
