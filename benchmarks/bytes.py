@@ -149,7 +149,7 @@ class Bench:
                 row: dict[str, Any] = {"float": self.evaluated(files[name])}
                 for rule in ("minmax", "auto"):
                     file = Path(place) / f"{name}-{rule}.onnx"
-                    made = ts.quantize(model, file, self.images, ranges=rule, max_samples=INT8_SAMPLES, latency=False)  # type: ignore[arg-type]
+                    made = ts.quantize(model, file, self.images, ranges=rule, max_samples=INT8_SAMPLES, latency=False)
                     files[f"{name}, {rule}"] = OnnxModel(file)
                     row[rule] = self.evaluated(files[f"{name}, {rule}"])
                 row["chosen"] = made.ranges
@@ -188,7 +188,7 @@ def static_int8(file: Path, images: torch.Tensor) -> Path:
 
     name = OnnxModel(file).inputs[0]
 
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
+    class Reader(CalibrationDataReader):
         def __init__(self) -> None:
             self._images: Iterator[dict[str, Any]] = iter({name: image[None].numpy()} for image in images)
 

@@ -94,9 +94,8 @@ def test_biases_beside_packed_weights_take_half_where_that_is_exact(tmp_path: Pa
     net = nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 3), nn.Linear(3, 3))
     for layer in (net[0], net[1]):
         round_(layer, 4)
-    net[0].bias.data = net[0].bias.data.half().float()
-    net[2].bias.data.fill_(0.5)
-    net[1].bias.data.fill_(0.1)
+    for place, value in enumerate((0.25, 0.1, 0.5)):
+        net.get_parameter(f"{place}.bias").data.fill_(value)
     ts.save(net, tmp_path / "small")
     stored = weights_in(tmp_path / "small")
     assert [stored[f"{place}.bias"].dtype for place in range(3)] == [torch.float16, torch.float32, torch.float32]

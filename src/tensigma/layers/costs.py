@@ -82,7 +82,8 @@ def packed_bytes(layer: nn.Module) -> int | None:
 
 def packed_bias_bytes(layer: nn.Module) -> int | None:
     """Bytes of a layer's bias if files hold it in half precision; None otherwise."""
-    return _BYTES_OF_HALF * layer.bias.numel() if has_half_bias(layer) else None  # type: ignore[union-attr]
+    bias = layer.bias if has_half_bias(layer) else None
+    return _BYTES_OF_HALF * bias.numel() if isinstance(bias, Tensor) else None
 
 
 def cost(

@@ -14,7 +14,7 @@ from tensigma.errors import InputError
 from tensigma.linalg import RankTuple
 from tensigma.planning.allocation import Allocation, SeveralLimits
 from tensigma.planning.budgets import AllOf, CostBudget, Params, bits_allowed, unreachable
-from tensigma.planning.curves import BitCurves, Measure, Option
+from tensigma.planning.curves import BitCurves, Measure, Option, early_stop
 from tensigma.planning.entry import CompressedEntry, DenseEntry
 from tensigma.planning.latency import Clock, Latency
 from tensigma.planning.planning_store import PlanningStore
@@ -338,7 +338,10 @@ def compressed_entry(
         method=method,
         norm=layer.norm,
         format=method.format(ranks),
-        options={key: value for key, value in layer.options.items() if key in method.options},
+        options={
+            **early_stop(method, bits),
+            **{key: value for key, value in layer.options.items() if key in method.options},
+        },
         bits=bits,
     )
     return CompressedEntry.of(layer.name, treatment, error=error, input_size=layer.input_size, calls=layer.calls)

@@ -104,9 +104,9 @@ def foldable(model: nn.Module, stats: Calibration | None) -> Folding:
     for layer_name, norm_name in pairs.items():
         layer_module, norm = layers[layer_name].module, model.get_submodule(norm_name)
         gained = norm.num_features if layer_module.bias is None else 0
-        n_params += sum(parameter.numel() for parameter in norm.parameters()) - int(gained)  # type: ignore[arg-type]
+        n_params += sum(parameter.numel() for parameter in norm.parameters()) - int(gained)
         tensors = (*norm.parameters(), *norm.buffers())
-        n_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors) - 4 * int(gained)  # type: ignore[arg-type]
+        n_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors) - 4 * int(gained)
     return Folding(pairs, n_params, n_bytes, left)
 
 
