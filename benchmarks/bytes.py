@@ -2,10 +2,14 @@
 
     TENSIGMA_DATA=… python benchmarks/bytes.py [--only resnet20] [--cells "8×" "14×"] [--threads 1]
 
-Each cell is planned and fitted on unlabelled training images and evaluated on the test images, beside two others: the
-same ranks fitted without rounding and then rounded to nearest, and fewer bits alone at the same bytes. Writes
-results/benchmark_bytes.json after every cell and leaves out those that are there; ``--table`` prints the table of
-docs/bytes.md, ``--layer`` measures what rounding adds to the error of one layer in every format.
+Each cell is planned and fitted on unlabelled training images and evaluated on the test images; bytes are those of the
+file, against the float32 file of the original. It stands beside the same ranks fitted without rounding and then rounded
+to nearest, the same ranks in ONNX Runtime's own static INT8, and fewer bits alone at the same bytes. Writes
+results/benchmark_bytes.json after every cell and leaves out those that are there.
+
+``--int8`` adds, for each network, INT8 files of the original and of half its multiply-adds: top-1 with ranges of
+activations from the smallest to the largest value and with those that are chosen, and times as ratios. ``--table``
+prints the tables of docs/bytes.md, ``--layer`` measures what rounding adds to the error of one layer in every format.
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +28,7 @@ import torch
 from torch import nn
 
 import tensigma as ts
+from tensigma.deployment import OnnxModel, measure_together, plain_bytes, stored_bytes
 from tensigma.layers import Geometry, Grid, from_modules, kernels_of, set_grid_
 from tensigma.linalg import Metric, Rounding
 from tensigma.planning import AllOf, CostBudget, Plan
@@ -30,6 +37,8 @@ from tensigma.zoo import load_data, load_model
 
 NAME = "benchmark_bytes"
 SAMPLES = 2_000
+#: Images on which the ranges of activations are measured, as many as ``ts.quantize`` takes.
+INT8_SAMPLES = 256
 BITS = (2, 3, 4, 8, 16)
 
 
@@ -85,13 +94,16 @@ class Bench:
         assert report.after.macs is not None
         figures = {
             "before": self.top1,
-            "bytes": [report.before.bytes, report.after.bytes],
+            "bytes": [plain_bytes(self.model), self.stored(small)],
+            "planned bytes": [report.before.bytes, report.after.bytes],
+            "folded": len(plan.folding.layers),
             "macs": [report.before.macs, report.after.macs],
             "top1": self.evaluated(small),
             "formats": {entry.name: entry.label for entry in plan.values()},
             "nearest": self.evaluated(self.nearest(plan)),
         }
         if cell.method != "dense":
+            figures["static int8"] = self.static_int8(plan)
             try:
                 bits_alone = ts.plan(
                     self.model, self.stats, budget=alone(cell.budget), method="dense", data=self.images
@@ -101,10 +113,60 @@ class Bench:
             figures["bits alone"] = self.evaluated(ts.compress(self.model, bits_alone, self.stats, data=self.images)[0])
         return figures
 
+    def stored(self, small: nn.Module) -> int:
+        """The bytes of the file in an archive."""
+        with tempfile.TemporaryDirectory() as place:
+            ts.save(small, f"{place}/small")
+            return stored_bytes(f"{place}/small")
+
+    def exact(self, plan: Plan) -> nn.Module:
+        """The ranks of ``plan`` fitted in sequence, in float32."""
+        unrounded = plan.with_([entry.name for entry in plan.compressed], bits="float")
+        return ts.compress(self.model, unrounded, self.stats, data=self.images)[0]
+
+    def static_int8(self, plan: Plan) -> dict[str, float]:
+        """The same ranks, quantized by ONNX Runtime alone: top-1 and bytes of the file."""
+        with tempfile.TemporaryDirectory() as place:
+            file = Path(place) / "exact.onnx"
+            ts.export(self.exact(plan), file, self.images[0][:1])
+            target = static_int8(file, torch.cat(self.images)[:INT8_SAMPLES])
+            return {"top1": self.evaluated(OnnxModel(target)), "bytes": target.stat().st_size}
+
+    def int8(self) -> dict[str, Any]:
+        """INT8 of the original and of half its multiply-adds: top-1 by the rule for ranges, and times as ratios."""
+        plan = ts.plan(self.model, self.stats, budget=ts.Macs(0.5), data=self.images)
+        models = {
+            "original": self.model,
+            "half the MACs": ts.compress(self.model, plan, self.stats, data=self.images)[0],
+        }
+        figures: dict[str, Any] = {}
+        files: dict[str, nn.Module] = {}
+        with tempfile.TemporaryDirectory() as place:
+            for name, model in models.items():
+                exported = Path(place) / f"{name}.onnx"
+                ts.export(model, exported, self.images[0][:1])
+                files[name] = OnnxModel(exported)
+                row: dict[str, Any] = {"float": self.evaluated(files[name])}
+                for rule in ("minmax", "auto"):
+                    file = Path(place) / f"{name}-{rule}.onnx"
+                    made = ts.quantize(model, file, self.images, ranges=rule, max_samples=INT8_SAMPLES, latency=False)
+                    files[f"{name}, {rule}"] = OnnxModel(file)
+                    row[rule] = self.evaluated(files[f"{name}, {rule}"])
+                row["chosen"] = made.ranges
+                figures[name] = row
+            for batch in (1, 16):
+                times = measure_together(files, self.images[0][:batch], rounds=60)
+                for name in models:
+                    int8 = times[f"{name}, auto"].minimum
+                    figures[name][f"time at {batch}"] = {
+                        "to float of the same ranks": int8 / times[name].minimum,
+                        "to the original": int8 / times["original"].minimum,
+                    }
+        return figures
+
     def nearest(self, plan: Plan) -> nn.Module:
         """The ranks of ``plan`` fitted in sequence, and every weight then rounded to the nearest integer."""
-        exact = plan.with_([entry.name for entry in plan.compressed], bits="float")
-        small = ts.compress(self.model, exact, self.stats, data=self.images)[0]
+        small = self.exact(plan)
         for entry in plan.compressed:
             for stage in small.get_submodule(entry.name).children():
                 weight = stage.weight
@@ -117,6 +179,36 @@ class Bench:
                     stage.weight = nn.Parameter(grid.values(rounded.integers, tuple(weight.shape)))
                     set_grid_(stage, grid)
         return small
+
+
+def static_int8(file: Path, images: torch.Tensor) -> Path:
+    """ONNX Runtime's static INT8 of ``file``, one image at a time: QDQ, weights by channel, its usual ranges."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    name = OnnxModel(file).inputs[0]
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self._images: Iterator[dict[str, Any]] = iter({name: image[None].numpy()} for image in images)
+
+        def get_next(self) -> dict[str, Any] | None:
+            return next(self._images, None)
+
+    prepared, target = file.with_name("prepared.onnx"), file.with_name("static.onnx")
+    quant_pre_process(str(file), str(prepared), skip_symbolic_shape=True)
+    quantize_static(
+        str(prepared),
+        str(target),
+        Reader(),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        # Seven bits for weights: without VNNI, sums of eight by eight bits saturate.
+        reduce_range=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )
+    return target
 
 
 FORMATS: dict[str, tuple[int, ...]] = {
@@ -157,19 +249,36 @@ def layer_table(root: Path, name: str = "layer3.1.conv1", samples: int = 1_000, 
 
 
 def table(results: dict[str, Any]) -> str:
+    """The tables of docs/bytes.md: cells, then INT8 files."""
     lines = [
-        "| network (top-1) | bytes | MACs | ranks and bits | the same, to nearest | bits alone |",
-        "|---|---|---|---|---|---|",
+        "| network (top-1) | bytes | MACs | ranks and bits | to nearest | ranks, ONNX Runtime's INT8 | bits alone |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, cells in results["networks"].items():
         for title, cell in cells.items():
             rate, macs = (cell[key][0] / cell[key][1] for key in ("bytes", "macs"))
-            alone = cell.get("bits alone")
+            alone, static = cell.get("bits alone"), cell.get("static int8")
             if title.endswith("bits alone"):
-                row = ["–", f"{cell['nearest']:.2f}", f"**{cell['top1']:.2f}**"]
+                row = ["–", f"{cell['nearest']:.2f}", "–", f"**{cell['top1']:.2f}**"]
             else:
-                row = [f"**{cell['top1']:.2f}**", f"{cell['nearest']:.2f}", "–" if alone is None else f"{alone:.2f}"]
+                theirs = "–" if static is None else f"{static['top1']:.2f} at {cell['bytes'][0] / static['bytes']:.1f}×"
+                ours = [f"**{cell['top1']:.2f}**", f"{cell['nearest']:.2f}"]
+                row = [*ours, theirs, "–" if alone is None else f"{alone:.2f}"]
             lines.append(f"| {name} ({cell['before']:.2f}) | {rate:.1f}× | {macs:.2f}× | {' | '.join(row)} |")
+    files = results.get("int8", {})
+    if files:
+        lines += [
+            "",
+            "| network | float | INT8, all values | INT8, chosen | time ÷ float, same ranks | time ÷ original |",
+            "|---|---|---|---|---|---|",
+        ]
+    for name, rows in files.items():
+        for title, row in rows.items():
+            once = row["time at 1"]
+            chosen = f"{row['auto']:.2f} ({row['chosen']})"
+            times = [f"{once[key]:.2f}" for key in ("to float of the same ranks", "to the original")]
+            figures = [f"{row['float']:.2f}", f"{row['minmax']:.2f}", chosen, *times]
+            lines.append(f"| {name}, {title} | {' | '.join(figures)} |")
     return "\n".join(lines)
 
 
@@ -180,6 +289,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--layer", action="store_true")
+    parser.add_argument("--int8", action="store_true")
     arguments = parser.parse_args()
     file = machine.RESULTS / f"{NAME}.json"
     if arguments.table:
@@ -190,19 +300,29 @@ def main() -> None:
     if arguments.layer:
         print(layer_table(root))
         return
+    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"networks": {}}
+    results.pop("machine", None)
+    results["samples"] = SAMPLES
     benches: dict[str, Bench] = {}
+
+    def bench(network: str) -> Bench:
+        nonlocal benches
+        if network not in benches:
+            benches = {network: Bench(root, network)}
+        return benches[network]
+
+    if arguments.int8:
+        for network in dict.fromkeys(cell.network for cell in CELLS):
+            if arguments.only in (None, network) and network not in results.get("int8", {}):
+                results.setdefault("int8", {})[network] = bench(network).int8()
+                machine.write(NAME, results)
+        return
     for cell in CELLS:
-        known = json.loads(file.read_text())["networks"] if file.exists() else {}
         wanted = arguments.only in (None, cell.network)
         wanted = wanted and (not arguments.cells or any(part in cell.title for part in arguments.cells))
-        if not wanted or cell.title in known.get(cell.network, {}):
-            continue
-        if cell.network not in benches:
-            benches = {cell.network: Bench(root, cell.network)}
-        figures = benches[cell.network].cell(cell)
-        known = json.loads(file.read_text())["networks"] if file.exists() else {}
-        known.setdefault(cell.network, {})[cell.title] = figures
-        machine.write(NAME, {"samples": SAMPLES, "networks": known})
+        if wanted and cell.title not in results["networks"].get(cell.network, {}):
+            results["networks"].setdefault(cell.network, {})[cell.title] = bench(cell.network).cell(cell)
+            machine.write(NAME, results)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from support_grids import integers_in_python, round_, rounded
 from support_nets import batches, small_net
 from tensigma.deployment.packing import pack, unpack
 from tensigma.errors import StoreError
+from tensigma.evaluation import count_bytes
 from tensigma.files import seal
 from tensigma.layers import HALF, Grid, grid_of, set_grid_
 from tensigma.running import content_digests
@@ -87,6 +88,22 @@ def test_scales_that_half_precision_holds_take_half(tmp_path: Path) -> None:
     assert weights_in(tmp_path / "small")["0.weight.scales"].dtype == torch.float16
     loaded = ts.load(tmp_path / "small", nn.Sequential(nn.Linear(8, 5)))
     assert torch.equal(loaded.get_parameter("0.weight"), net.get_parameter("0.weight"))
+
+
+def test_biases_beside_packed_weights_take_half_where_that_is_exact(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 3), nn.Linear(3, 3))
+    for layer in (net[0], net[1]):
+        round_(layer, 4)
+    for place, value in enumerate((0.25, 0.1, 0.5)):
+        net.get_parameter(f"{place}.bias").data.fill_(value)
+    ts.save(net, tmp_path / "small")
+    stored = weights_in(tmp_path / "small")
+    assert [stored[f"{place}.bias"].dtype for place in range(3)] == [torch.float16, torch.float32, torch.float32]
+    assert sum(tensor.nbytes for tensor in stored.values()) == count_bytes(net)
+    loaded = ts.load(tmp_path / "small", nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 3), nn.Linear(3, 3)))
+    for key, value in net.state_dict().items():
+        assert torch.equal(loaded.state_dict()[key], value)
+        assert loaded.state_dict()[key].dtype == value.dtype
 
 
 def test_without_packed_weights_the_form_is_the_first(tmp_path: Path) -> None:

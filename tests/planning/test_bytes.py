@@ -107,9 +107,12 @@ class TestPlans:
         assert plan.after.macs <= 0.7 * plan.before.macs
         small, report = ts.compress(net(), plan, stats, sequential=False)
         assert report.after.bytes == count_bytes(small) == plan.after.bytes
-        assert sum(layer.before.bytes - layer.after.bytes for layer in report.layers) == (
+        # Layers, and what was folded into them.
+        norms = sum(count_bytes(net().get_submodule(name)) for name in plan.folding.norms)
+        assert sum(layer.before.bytes - layer.after.bytes for layer in report.layers) + norms == (
             report.before.bytes - report.after.bytes
         )
+        assert plan.folding.layers == {"0": "1", "3": "4"}
         for entry in plan.compressed:
             stages = small.get_submodule(entry.name)
             assert {grid_of(stage).bits for stage in stages.children()} == {entry.bits}  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""A trained network and real images: a search on held-out images keeps its promise on others."""
+"""A trained network and real images: a search keeps its promise on others, and errors of ranks and bits add up."""
 
 from __future__ import annotations
 
@@ -32,3 +32,28 @@ def test_a_search_keeps_its_promise_on_images_nobody_has_seen() -> None:
     assert result.agreement >= 0.85
     assert result.certificate is not None
     assert result.certificate.bound < result.agreement
+
+
+def test_errors_of_ranks_and_of_rounding_add_up() -> None:
+    """What a plan expects of a layer of few bits is what it gets, to a factor of two in the squared error."""
+    folder = os.environ.get("TENSIGMA_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("TENSIGMA_DATA does not name a folder with the real models and images")
+    root = Path(folder) / "cifar10"
+    model = load_model("zoo:resnet20-cifar", root / "resnet20.safetensors").eval()
+    images = [batch[0] for batch in load_data(f"cifar10:{root}?split=train", batch_size=100, samples=100)]
+    name = "layer2.1.conv1"
+    stats = ts.calibrate(model, images)
+    front = ts.plan(model, stats, budget=ts.Bytes(1.0), layers=[name], weights=None).front()
+    least = front.trade(ts.Bytes)[0].share
+    seen = set()
+    for more in (0.002, 0.003, 0.004, 0.006):
+        plan = front.plan(ts.Bytes(least + more) & ts.Macs(0.98))
+        entry = plan[name]
+        _, report = ts.compress(model, plan, stats, sequential=False)
+        reached = report[name].error
+        assert entry.error is not None
+        assert reached is not None
+        assert 0.5 < (reached / entry.error) ** 2 < 2, (entry.label, entry.error, reached)
+        seen.add(entry.label)
+    assert len(seen) > 1

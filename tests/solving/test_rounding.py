@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from solving.reference_rounding import composed_by_loops, loss, quadratic_form
 from tensigma.calibration import LayerStats
 from tensigma.errors import InputError
-from tensigma.layers import HALF, Geometry, cost, grid_of, kernels_of, packed_bytes, to_kernels
+from tensigma.layers import HALF, Geometry, cost, grid_of, kernels_of, packed_bias_bytes, packed_bytes, to_kernels
 from tensigma.linalg import Metric
 from tensigma.solving import Solutions, Treatment, method_of, norm_of, solve
 from tensigma.solving.chains import Stage, StageProblem, composed
@@ -140,7 +140,7 @@ def test_errors_of_a_rounded_layer_are_its_own(name: str, ranks: tuple[int, ...]
         torch.testing.assert_close(bias.detach().double(), moved, rtol=1e-3, atol=1e-5)  # type: ignore[operator]
         if bits is not None:
             assert [grid_of(module).bits for module in solution.modules] == [bits] * len(solution.modules)  # type: ignore[union-attr]
-            packed = sum(packed_bytes(module) or 0 for module in solution.modules) + 4 * 6
+            packed = sum((packed_bytes(m) or 0) + (packed_bias_bytes(m) or 0) for m in solution.modules)
             assert packed == cost(treatment.format, geometry, (6, 6), bias=True, bits=bits).bytes
     assert errors[8] == pytest.approx(errors[None], abs=0.01)
     assert errors[8] < errors[4]
@@ -155,7 +155,7 @@ def test_transposed_convolutions_take_half_precision() -> None:
     assert grid is not None
     assert grid.bits == HALF
     assert packed_bytes(modules[0]) == 2 * layer.weight.numel()
-    assert cost(treatment.format, geometry, (3, 3), bits=4).bytes == 2 * layer.weight.numel() + 4 * 6
+    assert cost(treatment.format, geometry, (3, 3), bits=4).bytes == 2 * layer.weight.numel() + 2 * 6
 
 
 def test_a_rounded_solution_is_read_back_with_its_grids(tmp_path: object) -> None:

@@ -6,6 +6,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -18,7 +19,7 @@ from tensigma.calibration.checkpoint import Checkpoint, State
 from tensigma.calibration.collector import Collector
 from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.memory import MemoryEstimate, estimate_memory, parse_bytes, plan_passes
-from tensigma.calibration.normalisation import FirstNorm
+from tensigma.calibration.normalisation import FirstNorm, Followers
 from tensigma.calibration.reduction import reduce_stats
 from tensigma.calibration.stats import Calibration
 from tensigma.errors import CalibrationWarning, InputError
@@ -28,6 +29,7 @@ from tensigma.running import (
     Key,
     Progress,
     Wanted,
+    all_notes,
     borrowed,
     check_gradients,
     device_of,
@@ -161,11 +163,14 @@ def calibrate(
             estimate=estimate,
             checkpoint=store,
             checkpoint_every=checkpoint_every,
+            followers=Followers(model, targets),
         )
         first_norm = FirstNorm(model)
-        with first_norm.listening(), weight_reads(model, targets) as read:
+        with first_norm.listening(), weight_reads(model, {**targets, **first_norm.layers}) as read:
             stats = _run(runner, resume=resume, distributed=distributed)
         doubt = first_norm.doubt()
+        pairs = {layer: norm for layer, norm in runner.followers.found().items() if not {layer, norm} & read}
+        seen = all_notes(pairs)
         weights = weights_digest(model)
     if doubt is not None:
         warnings.warn(doubt, CalibrationWarning, stacklevel=2)
@@ -185,6 +190,7 @@ def calibrate(
         data=data_name,
         unreached=unreached,
         read_elsewhere=tuple(name for name in targets if name in read),
+        normalised_by={layer: norm for layer, norm in pairs.items() if all(p.get(layer) == norm for p in seen)},
     )
 
 
@@ -210,6 +216,7 @@ class Runner:
     estimate: MemoryEstimate
     checkpoint: Checkpoint | None
     checkpoint_every: int
+    followers: Followers
 
     def run(self, state: State) -> Mapping[str, LayerStats]:
         """Continue from ``state`` to the end."""
@@ -252,12 +259,15 @@ class Runner:
         total = _smaller(batches.n_batches, max_batches)
         clock = time.perf_counter()
         samples = 0
+        watched = False
         for batch in batches:
             if batch.index == 0 and max_samples is not None:
                 total = _smaller(total, -(-max_samples // len(batch)))
             done, samples = batch.index + 1, samples + len(batch)
             if done > start.batches:
-                run(self.model, batch)
+                with nullcontext() if watched else self.followers.watching():
+                    self.followers.see(run(self.model, batch))
+                watched = True
                 if self.fisher:
                     labels = target_labels(batch.item, batch.index)[: len(batch)] if self.fisher == "labels" else None
                     inputs = moved(batch.inputs, device_of(self.model))

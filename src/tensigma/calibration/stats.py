@@ -61,6 +61,7 @@ class Calibration(Mapping[str, LayerStats]):
         data: str | None = None,
         unreached: tuple[str, ...] = (),
         read_elsewhere: tuple[str, ...] = (),
+        normalised_by: Mapping[str, str] | None = None,
     ) -> None:
         self._layers = layers if not isinstance(layers, dict) else dict(layers)
         #: Name and geometry of every layer of the calibrated model that Tensigma can compress.
@@ -73,6 +74,8 @@ class Calibration(Mapping[str, LayerStats]):
         self.unreached = tuple(unreached)
         #: Layers whose weight or bias the model reads besides calling them, so that they cannot be replaced.
         self.read_elsewhere = tuple(read_elsewhere)
+        #: Layer → the BatchNorm that alone reads its output, and reads nothing else.
+        self.normalised_by = dict(normalised_by or {})
 
     def __getitem__(self, name: str) -> LayerStats:
         return self._layers[name]
@@ -116,6 +119,7 @@ class Calibration(Mapping[str, LayerStats]):
             data=" + ".join(names) or None,
             unreached=tuple(name for name in dict.fromkeys(self.unreached + other.unreached) if name not in layers),
             read_elsewhere=tuple(dict.fromkeys(self.read_elsewhere + other.read_elsewhere)),
+            normalised_by={**_undisputed(self, other), **_undisputed(other, self)},
         )
 
     def save(self, path: str | PathLike[str], *, force: bool = False) -> None:
@@ -133,6 +137,7 @@ class Calibration(Mapping[str, LayerStats]):
             "samples": self.samples,
             "unreached": list(self.unreached),
             "read_elsewhere": list(self.read_elsewhere),
+            "normalised_by": self.normalised_by,
             "fingerprint": self.fingerprint,
             "weights": self.weights,
         }
@@ -163,6 +168,7 @@ class Calibration(Mapping[str, LayerStats]):
             data=manifest["data"],
             unreached=tuple(manifest["unreached"]),
             read_elsewhere=tuple(manifest.get("read_elsewhere", ())),
+            normalised_by=manifest.get("normalised_by"),
         )
 
     def check_model(self, model: nn.Module, *, weights: bool = True) -> None:
@@ -183,3 +189,9 @@ class Calibration(Mapping[str, LayerStats]):
                 "reaches its layers now; calibrate again with these weights, or pass {check} to use them anyway",
                 parameters=("check=False",),
             )
+
+
+def _undisputed(mine: Calibration, other: Calibration) -> dict[str, str]:
+    """The layers followed by a BatchNorm in ``mine`` that ``other`` saw the same way, or not at all."""
+    seen = {layer: norm for layer, norm in other.normalised_by.items() if layer in other}
+    return {layer: norm for layer, norm in mine.normalised_by.items() if layer not in other or seen.get(layer) == norm}

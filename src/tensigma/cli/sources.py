@@ -201,8 +201,8 @@ class Sources:
 
 
 def _measured(plan: ts.Plan) -> list[str]:
-    """What was measured for a plan, in words."""
-    notes = []
+    """What was measured for a plan, and what it folds, in words."""
+    notes = plan.folding.in_words()
     if "latency" in plan.notes:
         note = plan.notes["latency"]
         before, after = (1000 * seconds for seconds in note["seconds"])

@@ -19,7 +19,7 @@ from tensigma.compression.reports import LayerReport, PageData, Report
 from tensigma.compression.sequential import MEMORY, fit_in_sequence
 from tensigma.errors import InputError
 from tensigma.evaluation import size_of
-from tensigma.layers import replace_
+from tensigma.layers import compressible, replace_
 from tensigma.planning import (
     Budget,
     CompressedEntry,
@@ -47,7 +47,7 @@ from tensigma.running import (
     share_of,
     together,
 )
-from tensigma.solving import Solution, Solutions, jobs_for, run_shared
+from tensigma.solving import Solution, Solutions, folded_copy, folded_norms, jobs_for, run_shared
 
 # Under "auto" sequential fitting takes as many samples as these multiply-adds allow, within limits: fewer tell too
 # little, and more gain little. In one pass a sample costs about as much as this many forward passes, moments included;
@@ -160,6 +160,8 @@ def compress(
             "without Bytes",
             parameters=("refine",),
         )
+    # The same function, which is what is approximated from here on.
+    subject = folded_copy(model, plan.folding)
     in_sequence = _in_sequence(plan, fit_data, sequential)
     solutions = plan.solutions if cache is None else plan.solutions.on_disk(cache)
     report = reporter(progress)
@@ -173,17 +175,19 @@ def compress(
             )
         )
         fitted = fit_in_sequence(
-            model, plan, inputs, fewer=fewer, stats=stats, solutions=solutions, memory=limit or MEMORY, report=report
+            subject, plan, inputs, fewer=fewer, stats=stats, solutions=solutions, memory=limit or MEMORY, report=report
         )
         solved = dict(fitted.solutions)
         notes["sequential_samples"] = fitted.samples
         if fitted.first_samples < fitted.samples:
             notes["sequential_first_samples"] = fitted.first_samples
     else:
-        jobs = jobs_for(model, plan.treatments, stats)
+        jobs = jobs_for(subject, plan.treatments, stats)
         solved = run_shared(jobs, solutions=solutions, keep=False, workers=workers, report=report)
-    small = copied(model)
+    small = copied(subject)
     replace_(small, {name: solution.modules for name, (solution, _) in solved.items()})
+    if plan.folding.layers:
+        notes["folded"] = len(plan.folding.layers)
     if "weighing" in plan.notes:
         notes["weighing"] = plan.notes["weighing"]
     if refine is not None:
@@ -200,7 +204,7 @@ def compress(
         )
     if reestimate_bn:
         notes["reestimated_bn"] = reestimate_bn_(small, fit_data, input=input)
-    return small, _report(model, small, plan, solved, stats, notes, time.perf_counter() - start)
+    return small, _report(model, subject, small, plan, solved, stats, notes, time.perf_counter() - start)
 
 
 def compress_(model: nn.Module, plan_or_batches: Any, stats: Calibration | None = None, **keywords: Any) -> Report:
@@ -216,7 +220,12 @@ def compress_(model: nn.Module, plan_or_batches: Any, stats: Calibration | None 
     if keywords.get("refine") is not None:
         # Spectra are those of the original, and refining changes the layers that stay dense too.
         _ = report.page
-    replace_(model, {layer.name: small.get_submodule(layer.name) for layer in report.compressed})
+    changed = {layer.name for layer in report.compressed} | set(folded_norms(small))
+    for name, layer in compressible(model):
+        # A BatchNorm gave its shift to a layer that is otherwise as it was.
+        if name not in changed and layer.bias is None and small.get_submodule(name).bias is not None:
+            changed.add(name)
+    replace_(model, {name: small.get_submodule(name) for name in changed})
     model.load_state_dict(small.state_dict())
     return report
 
@@ -340,6 +349,7 @@ def _auto_samples(plan: Plan, *, passes: int) -> int:
 
 def _report(
     model: nn.Module,
+    subject: nn.Module,
     small: nn.Module,
     plan: Plan,
     solved: dict[str, tuple[Solution, bool]],
@@ -347,14 +357,16 @@ def _report(
     notes: dict[str, Any],
     seconds: float,
 ) -> Report:
-    modules = {entry.name: model.get_submodule(entry.name) for entry in plan.values()}
+    modules, folded = (
+        {entry.name: network.get_submodule(entry.name) for entry in plan.values()} for network in (model, subject)
+    )
     macs = (plan.before.macs, plan.after.macs) if plan.before.macs else (None, None)
 
     def page_data() -> PageData:
-        return PageData(front=front_data(plan), spectra=spectra_data(plan, modules, stats))
+        return PageData(front=front_data(plan), spectra=spectra_data(plan, folded, stats))
 
     return Report(
-        layers=tuple(_row(entry, modules[entry.name], solved.get(entry.name)) for entry in plan.values()),
+        layers=tuple(_row(e, modules[e.name], folded[e.name], solved.get(e.name)) for e in plan.values()),
         before=replace(size_of(model), macs=macs[0]),
         after=replace(size_of(small), macs=macs[1]),
         seconds=seconds,
@@ -364,12 +376,14 @@ def _report(
     )
 
 
-def _row(entry: DenseEntry | CompressedEntry, module: nn.Module, solved: tuple[Solution, bool] | None) -> LayerReport:
+def _row(
+    entry: DenseEntry | CompressedEntry, module: nn.Module, folded: nn.Module, solved: tuple[Solution, bool] | None
+) -> LayerReport:
     sized = entry.input_size is not None
-    before = replace(size_of(module), macs=entry.before.macs if sized else None)
+    before, now = (replace(size_of(m), macs=entry.before.macs if sized else None) for m in (module, folded))
     if solved is None or isinstance(entry, DenseEntry):
         return LayerReport(
-            name=entry.name, method="dense", ranks=None, norm=None, before=before, after=before, reason=entry.reason
+            name=entry.name, method="dense", ranks=None, norm=None, before=before, after=now, reason=entry.reason
         )
     solution, cached = solved
     after = size_of(copy.deepcopy(solution.modules).to(next(module.parameters())))

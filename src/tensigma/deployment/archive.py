@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from tensigma.deployment.exporting import export
 from tensigma.deployment.packing import PACKED, grids_in, note_grids_, packed_state, unpacked_state
@@ -44,6 +45,7 @@ from tensigma.layers import (
     Format,
     Geometry,
     Grid,
+    compressible,
     empty_modules,
     find_compressed,
     first_difference,
@@ -57,9 +59,10 @@ from tensigma.layers import (
     to_layer,
 )
 from tensigma.running import content_digests, copied
+from tensigma.solving import folded_norms, remove_norms_
 
 FORMAT = "tensigma-model"
-#: Archives with packed weights have the second version, all others the first.
+#: Archives with packed weights or folded BatchNorms have the second version, all others the first.
 VERSION, PACKED_VERSION = 1, 2
 MANIFEST = "manifest.json"
 WEIGHTS = "model.safetensors"
@@ -92,10 +95,11 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, force: bool = Fals
     grids = grids_in(model, state, aliases)
     plain = {key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}
     tensors, packed = packed_state(plain, grids)
+    folded = folded_norms(model)
     manifest = seal(
         {
             "format": FORMAT,
-            "version": PACKED_VERSION if packed else VERSION,
+            "version": PACKED_VERSION if packed or folded else VERSION,
             "library": version("tensigma"),
             "layers": {
                 name: {**format_to_json(layer.format), "bias": layer.geometry.bias}
@@ -103,7 +107,8 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, force: bool = Fals
             },
             "architecture": original_fingerprint(model),
             "aliases": aliases,
-            **({"packed": packed} if packed else {}),
+            **({"packed": packed} if packed or folded else {}),
+            **({"folded": folded} if folded else {}),
             "digests": content_digests(tensors),
         }
     )
@@ -150,14 +155,13 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None, *, dens
     difference = first_difference(manifest["architecture"], fingerprint, mine="the archive", yours="the model")
     if difference:
         raise StoreError(f"{place} was saved from another architecture: {difference}")
-    for name in manifest["layers"]:
+    for name in (*manifest["layers"], *manifest.get("folded", ())):
         hooks = hooks_of(dict(model.named_modules()).get(name, nn.Identity()))
         if hooks:
-            raise InputError(
-                f"layer {name!r} of the model has {hooks}, which it would lose; register them after loading"
-            )
+            raise InputError(f"{name!r} of the model has {hooks}, which it would lose; register them after loading")
     state, grids = _state(place, manifest)
     loaded = copied(model)
+    _make_room_for_folded_(loaded, manifest, state, place)
     compressed = {name: _format(name, entry) for name, entry in manifest["layers"].items()}
     for name, (format, bias) in compressed.items():
         try:
@@ -259,7 +263,10 @@ _FIELDS = {
 }
 # Archives of version 0.1 of the library have no digests; none of them has packed weights.
 _DIGESTS = {"digests": mapping(text()), SEAL: text()}
-_MANIFESTS = {VERSION: record(_FIELDS, _DIGESTS), PACKED_VERSION: record({**_FIELDS, "packed": PACKED, **_DIGESTS})}
+_MANIFESTS = {
+    VERSION: record(_FIELDS, _DIGESTS),
+    PACKED_VERSION: record({**_FIELDS, "packed": PACKED, **_DIGESTS}, {"folded": sequence(text())}),
+}
 
 
 def _manifest(place: Path) -> dict[str, Any]:
@@ -309,6 +316,23 @@ def _format(name: str, entry: Any) -> tuple[Format, bool]:
         return format_from_json(entry), entry["bias"]
     except StoreError as error:
         raise error.prefixed(f"{MANIFEST}: layer {name!r}: ") from None
+
+
+def _make_room_for_folded_(
+    model: nn.Module, manifest: Mapping[str, Any], state: Mapping[str, Tensor], place: Path
+) -> None:
+    """Take out the BatchNorms that were folded, and give layers the biases that they gained by it."""
+    folded = manifest.get("folded", ())
+    modules = dict(model.named_modules())
+    for name in folded:
+        if not isinstance(modules.get(name), _BatchNorm) and name not in folded_norms(model):
+            raise StoreError(f"{place} was saved from another architecture: the model has no BatchNorm {name!r}")
+    remove_norms_(model, tuple(folded))
+    for name, layer in compressible(model) if folded else ():
+        bias, weight = state.get(f"{name}.bias"), layer.weight
+        if layer.bias is None and bias is not None and name not in manifest["layers"]:
+            assert isinstance(weight, Tensor)
+            layer.bias = nn.Parameter(weight.new_empty(bias.shape), requires_grad=weight.requires_grad)
 
 
 def _make_room_(model: nn.Module, name: str, format: Format, bias: bool, state: Mapping[str, Tensor]) -> None:

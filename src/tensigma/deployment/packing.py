@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tensigma.errors import InputError, StoreError
 from tensigma.files import integer, mapping, record, sequence
-from tensigma.layers import HALF, Grid, grid_of, set_grid_
+from tensigma.layers import HALF, Grid, grid_of, has_half_bias, set_grid_
 
 _SCALES = ".scales"
 
@@ -53,7 +53,10 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def grids_in(model: nn.Module, state: Mapping[str, Tensor], aliases: Mapping[str, str]) -> dict[str, Grid]:
-    """The grids of all weights in ``state`` that lie on one, each under the first of its names."""
+    """The grids of all weights in ``state`` that lie on one, and biases in half precision beside them.
+
+    Each is under the first of its names.
+    """
     grids: dict[str, Grid] = {}
     for name, layer in model.named_modules():
         key = f"{name}.weight" if name else "weight"
@@ -63,6 +66,10 @@ def grids_in(model: nn.Module, state: Mapping[str, Tensor], aliases: Mapping[str
         grid = grid_of(layer)
         if grid is not None and key + _SCALES not in state:
             grids[key] = grid
+            bias = f"{name}.bias" if name else "bias"
+            bias = aliases.get(bias, bias)
+            if has_half_bias(layer) and state.get(bias) is layer.bias:
+                grids[bias] = Grid(HALF)
     return grids
 
 
@@ -114,7 +121,7 @@ def note_grids_(model: nn.Module, grids: Mapping[str, Grid], aliases: Mapping[st
     for key in (*grids, *(alias for alias, first in aliases.items() if first in grids)):
         name, _, attribute = key.rpartition(".")
         if attribute != "weight":
-            continue  # another name of the weight of a layer
+            continue  # a bias, or another name of the weight of a layer
         try:
             set_grid_(layers[name], grids[aliases.get(key, key)])
         except InputError as error:

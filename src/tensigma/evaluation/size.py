@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tensigma.layers import TARGETS, packed_bytes
+from tensigma.layers import TARGETS, packed_bias_bytes, packed_bytes
 from tensigma.running import Batch, Inputs, borrowed, run
 
 
@@ -18,7 +18,8 @@ from tensigma.running import Batch, Inputs, borrowed, run
 class Size:
     """The size of a model: parameters, multiply-adds for one sample (None: unknown) and bytes in a file.
 
-    Weights on a grid of few bits count as their packed integers and scales; in memory they take four bytes each.
+    Weights on a grid of few bits count as their packed integers and scales, and biases beside them as half precision;
+    in memory they take four bytes each.
     """
 
     params: int
@@ -42,6 +43,9 @@ def count_bytes(model: nn.Module) -> int:
         packed = packed_bytes(module)
         if packed is not None:
             sizes[id(module.weight)] = packed
+        bias = packed_bias_bytes(module)
+        if bias is not None:
+            sizes[id(module.bias)] = bias
     return sum(sizes.values())
 
 

@@ -5,7 +5,7 @@ A format is registered when its file is imported, so every built-in one is impor
 
 from tensigma.layers.architecture import compressible, describe, fingerprint, first_difference, measurable
 from tensigma.layers.build import empty_modules, from_modules, to_layer, to_modules
-from tensigma.layers.costs import Cost, cost, packed_bytes, stage_bits
+from tensigma.layers.costs import Cost, cost, packed_bias_bytes, packed_bytes, stage_bits
 from tensigma.layers.cp_format import CPFormat
 from tensigma.layers.dense_format import DenseFormat
 from tensigma.layers.format import (
@@ -20,10 +20,10 @@ from tensigma.layers.format import (
     temporary_formats,
 )
 from tensigma.layers.geometry import TARGETS, Geometry
-from tensigma.layers.grids import HALF, Grid, grid_of, set_grid_
+from tensigma.layers.grids import HALF, Grid, grid_of, has_half_bias, in_half, set_grid_
 from tensigma.layers.kernel import hooks_of, kernels_of, to_kernels, to_weight, why_not
 from tensigma.layers.patterns import matches, select
-from tensigma.layers.reads import weight_reads
+from tensigma.layers.reads import is_compiled, weight_reads
 from tensigma.layers.recognition import find_compressed, original_fingerprint, recognise
 from tensigma.layers.replace import Layer, find_layers, memory_format_of, replace_
 from tensigma.layers.spatial_svd_format import SpatialSVDFormat
@@ -73,13 +73,17 @@ __all__ = [
     "format_to_json",
     "from_modules",
     "grid_of",
+    "has_half_bias",
     "hooks_of",
+    "in_half",
+    "is_compiled",
     "joined",
     "kernels_of",
     "matches",
     "measurable",
     "memory_format_of",
     "original_fingerprint",
+    "packed_bias_bytes",
     "packed_bytes",
     "pointwise",
     "pointwise_kernel",

@@ -17,6 +17,8 @@ from tensigma.layers.geometry import Geometry
 from tensigma.layers.kernel import to_kernels, to_weight
 from tensigma.linalg import Factors
 
+_NOTE = "built_as_format"
+
 
 def to_modules(factors: Factors | Sequence[Factors], geometry: Geometry, bias: Tensor | None = None) -> nn.Sequential:
     """Plain layers that compute what the dense layer with the kernel ``factors.to_dense()`` computes.
@@ -37,7 +39,7 @@ def to_modules(factors: Factors | Sequence[Factors], geometry: Geometry, bias: T
     format = _common_format(parts, geometry)
     stages = format.stages(replace(geometry, bias=bias is not None))
     columns = zip(*(format.kernels(part) for part in parts), strict=True)
-    modules = nn.Sequential()
+    modules = _container(format)
     for (name, stage), kernels in zip(stages.items(), columns, strict=True):
         modules.add_module(name, to_layer(torch.cat(kernels), stage, bias if stage.bias else None))
     return modules
@@ -69,7 +71,7 @@ def empty_modules(format: Format, geometry: Geometry) -> nn.Sequential:
     >>> {name: tuple(weight.shape) for name, weight in modules.state_dict().items()}
     {'reduce.weight': (2, 8), 'expand.weight': (4, 2), 'expand.bias': (4,)}
     """
-    modules = nn.Sequential()
+    modules = _container(format)
     for name, stage in format.stages(geometry).items():
         modules.add_module(name, stage.to_module())
     return modules
@@ -94,6 +96,18 @@ def from_modules(modules: nn.Sequential, format: Format, geometry: Geometry) -> 
         for module, stage in zip(modules, stages.values(), strict=True)
     ]
     return format.factors(kernels, geometry)
+
+
+def is_container(modules: nn.Sequential, format_type: type[Format]) -> bool:
+    """Whether ``modules`` may be layers of this format: of one that is noted, only if they were built as such."""
+    return not format_type.is_noted or getattr(modules, _NOTE, None) == format_type.name
+
+
+def _container(format: Format) -> nn.Sequential:
+    modules = nn.Sequential()
+    if format.is_noted:
+        setattr(modules, _NOTE, format.name)
+    return modules
 
 
 def _common_format(parts: tuple[Factors, ...], geometry: Geometry) -> Format:

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from tensigma.layers.format import Format
 from tensigma.layers.geometry import Geometry
-from tensigma.layers.grids import HALF, grid_of
+from tensigma.layers.grids import HALF, grid_of, has_half_bias
 
 _BYTES_OF_FLOAT = 4
-#: Scales of grids are stored in half precision where that is exact.
-_BYTES_OF_SCALE = 2
+#: Scales of grids, and biases beside weights on them, are stored in half precision where that is exact.
+_BYTES_OF_HALF = 2
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,15 @@ def stage_bits(geometry: Geometry, bits: int) -> int:
 
 
 def _stage_bytes(geometry: Geometry, bits: int | None) -> int:
-    """Bytes of the parameters of a layer, with weights of ``bits`` bits; None for float32."""
+    """Bytes of the parameters of a layer, with weights of ``bits`` bits and its bias in half precision; None for
+    float32.
+    """
     weights, rest = geometry.n_weights, geometry.n_params - geometry.n_weights
     if bits is None:
         return _BYTES_OF_FLOAT * (weights + rest)
     width = stage_bits(geometry, bits)
-    scales = 0 if width == HALF else _BYTES_OF_SCALE * geometry.out_channels
-    return -(-weights * width // 8) + scales + _BYTES_OF_FLOAT * rest
+    scales = 0 if width == HALF else _BYTES_OF_HALF * geometry.out_channels
+    return -(-weights * width // 8) + scales + _BYTES_OF_HALF * rest
 
 
 def packed_bytes(layer: nn.Module) -> int | None:
@@ -75,7 +77,13 @@ def packed_bytes(layer: nn.Module) -> int | None:
     if grid.scales is None:
         return integers
     is_half = bool((grid.scales.half().to(grid.scales) == grid.scales).all())
-    return integers + grid.scales.numel() * (_BYTES_OF_SCALE if is_half else _BYTES_OF_FLOAT)
+    return integers + grid.scales.numel() * (_BYTES_OF_HALF if is_half else _BYTES_OF_FLOAT)
+
+
+def packed_bias_bytes(layer: nn.Module) -> int | None:
+    """Bytes of a layer's bias if files hold it in half precision; None otherwise."""
+    bias = layer.bias if has_half_bias(layer) else None
+    return _BYTES_OF_HALF * bias.numel() if isinstance(bias, Tensor) else None
 
 
 def cost(
@@ -97,7 +105,7 @@ def cost(
     >>> cost(None, geometry), cost(SVDFormat(10), geometry)
     (Cost(params=5050, macs=5000, bytes=20200), Cost(params=1550, macs=1500, bytes=6200))
     >>> cost(None, geometry, bits=4).bytes
-    2800
+    2700
     """
     if bias is not None:
         geometry = replace(geometry, bias=bias)

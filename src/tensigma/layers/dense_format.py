@@ -25,6 +25,8 @@ class DenseFormat(Format[DenseFactors]):
 
     name: ClassVar[str] = "dense"
     factors_type: ClassVar[type] = DenseFactors
+    # One layer in a container is nothing special.
+    is_noted: ClassVar[bool] = True
 
     @classmethod
     def why_not(cls, geometry: Geometry) -> str | None:

@@ -42,6 +42,9 @@ class Format(ABC, Generic[FactorsT]):
     name: ClassVar[str]
     #: The class of the factors that this format turns into layers.
     factors_type: ClassVar[type]
+    #: Whether a network may well have such layers of its own. Layers of the format are then recognised only by a note
+    #: that building them leaves on their container, not by names and shapes alone.
+    is_noted: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -90,3 +90,19 @@ def grid_of(layer: nn.Module) -> Grid | None:
     if not isinstance(grid, Grid) or not isinstance(weight, Tensor):
         return None
     return grid if grid.holds(weight) else None
+
+
+def has_half_bias(layer: nn.Module) -> bool:
+    """Whether a layer has a weight on a grid and beside it a bias that half precision holds, bit for bit."""
+    bias = getattr(layer, "bias", None)
+    return isinstance(bias, Tensor) and Grid(HALF).holds(bias) and grid_of(layer) is not None
+
+
+def in_half(values: Tensor) -> Tensor:
+    """The nearest numbers of half precision, in the type of ``values``; ``values`` if some are too large for it.
+
+    >>> in_half(torch.tensor([1.0, 0.1])).tolist(), in_half(torch.tensor([1e6, 0.1]))[1] == 0.1
+    ([1.0, 0.0999755859375], tensor(True))
+    """
+    half = values.half()
+    return half.to(values) if half.isfinite().all() else values

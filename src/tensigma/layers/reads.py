@@ -43,7 +43,7 @@ def weight_reads(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[
     {'first'}
     """
     read: set[str] = set()
-    if any(_is_compiled(module) for module in model.modules()):
+    if any(is_compiled(module) for module in model.modules()):
         yield read
         return
     # The model and the layers that are being called; others may read weights between calls of the model.
@@ -71,7 +71,8 @@ def weight_reads(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[
         yield read
 
 
-def _is_compiled(module: nn.Module) -> bool:
+def is_compiled(module: nn.Module) -> bool:
+    """Whether ``torch.compile`` runs the module."""
     # By name, because importing the compiler takes seconds.
     return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
 

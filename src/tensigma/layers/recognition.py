@@ -1,7 +1,8 @@
 """Compressed layers recognised by their structure alone.
 
-A compressed model consists of plain modules and carries no mark of Tensigma. The names and shapes of the layers that
-replace another tell their format and what the layer was. A guess counts only if its stages are exactly these layers.
+A compressed model consists of plain modules. The names and shapes of the layers that replace another tell their format
+and what the layer was. A guess counts only if its stages are exactly these layers. A single layer in a container, as
+rounding leaves it, could be anybody's; it counts only with the note that building it left.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from torch import nn
 
 from tensigma.errors import UnsupportedLayer
 from tensigma.layers.architecture import compressible, describe
+from tensigma.layers.build import is_container
 from tensigma.layers.format import FORMATS, Compressed, Format
 from tensigma.layers.geometry import TARGETS, Geometry
 
@@ -33,6 +35,8 @@ def recognise(module: nn.Module) -> Compressed | None:
     if not stages or len(stages) != len(module):  # empty, or the same layer twice
         return None
     for format_type in FORMATS.values():
+        if not is_container(module, format_type):
+            continue
         compressed = _confirmed(format_type, stages)
         if compressed is not None:
             return compressed

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from tensigma.errors import InputError
 from tensigma.planning.curves import Measure
 from tensigma.planning.entry import CompressedEntry, DenseEntry
-from tensigma.solving import DENSE_METHOD, Candidate, check_bits
+from tensigma.solving import DENSE_METHOD, Candidate, Folding, check_bits
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,10 @@ class Bytes(CostBudget):
 
     Layers may be decomposed, or have weights of fewer bits, or both: what each option loses is known under one norm.
     ``bits`` are those that weights may take beside the 32 of float32: 2 to 8 for integers with a scale for each output,
-    16 for half precision. Biases, BatchNorm and everything else stay in float32, and no layer takes more multiply-adds
-    than it does now. The first convolution, which is not decomposed by default, takes no fewer than 8 bits.
+    16 for half precision. Biases of such layers take half precision, everything else stays in float32, and no layer
+    takes more multiply-adds than it does now. BatchNorms go into the layers before them, where calibration has seen
+    that nothing else reads what is between. The first convolution, which is not decomposed by default, takes no fewer
+    than 8 bits.
 
     >>> Bytes(0.125), Bytes(0.25, bits=8).bits
     (Bytes(share=0.125, bits=(3, 4, 8, 16)), (8,))
@@ -159,6 +161,7 @@ def check_reachable(
     drafts: Sequence[DenseEntry | CompressedEntry | Candidate],
     n_params: int,
     n_bytes: int,
+    folding: Folding,
     budget: CostBudget | AllOf,
 ) -> None:
     """Refuse a budget that not even ranks of 1 would keep, which follows from shapes, before any curve is computed."""
@@ -172,7 +175,8 @@ def check_reachable(
         dense = sum(getattr(layer.cost(None), field) for layer in candidates)
         before, after = (sum(getattr(getattr(entry, at), field) for entry in entries) for at in ("before", "after"))
         total = {"params": n_params, "bytes": n_bytes}.get(field, dense + before)
-        smallest = total - dense - (before - after) + sum(_least(layer, field, bits) for layer in candidates)
+        rest = total - getattr(folding, field, 0) - dense - (before - after)
+        smallest = rest + sum(_least(layer, field, bits) for layer in candidates)
         if smallest > part.share * total:
             raise unreachable(part, total, smallest)
 

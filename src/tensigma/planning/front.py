@@ -14,14 +14,14 @@ from tensigma.errors import InputError
 from tensigma.linalg import RankTuple
 from tensigma.planning.allocation import Allocation, SeveralLimits
 from tensigma.planning.budgets import AllOf, CostBudget, Params, bits_allowed, unreachable
-from tensigma.planning.curves import BitCurves, Measure, Option
+from tensigma.planning.curves import BitCurves, Measure, Option, early_stop
 from tensigma.planning.entry import CompressedEntry, DenseEntry
 from tensigma.planning.latency import Clock, Latency
 from tensigma.planning.planning_store import PlanningStore
 from tensigma.planning.plans import Plan
 from tensigma.planning.weighing import Weigher
 from tensigma.running import Listener, Wanted, WeightedProgress, reporter, runtime_facts, silent
-from tensigma.solving import Candidate, Method, Solutions, Treatment, side_by_side
+from tensigma.solving import Candidate, Folding, Method, Solutions, Treatment, side_by_side
 
 # Small layers take as long as their solvers need to start, whatever their size.
 _SMALLEST = 2_000_000
@@ -70,6 +70,7 @@ class ParetoFront:
         *,
         n_params: int,
         n_bytes: int | None = None,
+        folding: Folding | None = None,
         model_weights: str | None = None,
         solutions: Solutions | None = None,
         report: Listener = silent,
@@ -78,6 +79,7 @@ class ParetoFront:
         self._drafts = list(drafts)
         self.n_params = n_params
         self.n_bytes = 4 * n_params if n_bytes is None else n_bytes
+        self._folding = folding or Folding()
         self._model_weights, self._solutions = model_weights, solutions or Solutions()
         self._candidates = [draft for draft in drafts if isinstance(draft, Candidate)]
         self._entries = [draft for draft in drafts if not isinstance(draft, Candidate)]
@@ -124,6 +126,7 @@ class ParetoFront:
             entries,
             n_params=self.n_params,
             n_bytes=self.n_bytes,
+            folding=self._folding,
             weights=self._model_weights,
             source=self,
             solutions=self._solutions,
@@ -214,7 +217,7 @@ class ParetoFront:
             after = sum(getattr(entry.after, part.field) for entry in self._entries)
             whole = {"params": self.n_params, "bytes": self.n_bytes}
             total[part.field] = whole.get(part.field, dense + before)
-            rest[part.field] = total[part.field] - dense - (before - after)
+            rest[part.field] = total[part.field] - getattr(self._folding, part.field, 0) - dense - (before - after)
         bits = bits_allowed(budget)
         if bits and timed is not None:
             curves = self._bits.with_bits(curves, bits)
@@ -335,7 +338,10 @@ def compressed_entry(
         method=method,
         norm=layer.norm,
         format=method.format(ranks),
-        options={key: value for key, value in layer.options.items() if key in method.options},
+        options={
+            **early_stop(method, bits),
+            **{key: value for key, value in layer.options.items() if key in method.options},
+        },
         bits=bits,
     )
     return CompressedEntry.of(layer.name, treatment, error=error, input_size=layer.input_size, calls=layer.calls)

@@ -28,11 +28,14 @@ from tensigma.running import Key, Wanted, Wish, not_ended, process_group, rank_a
 from tensigma.solving import (
     DENSE_METHOD,
     Candidate,
+    Folding,
     Method,
     Solutions,
     calls_of,
     choices_of,
     compressed_copy,
+    foldable,
+    folded_copy,
     method_of,
 )
 
@@ -177,12 +180,16 @@ def _plan_prepared(
     solutions: Solutions | None,
     workers: int | None,
 ) -> Plan:
-    drafts = _drafts(model, recipe, prepared.stats)
-    if bits_allowed(recipe.budget):
-        _check_precision(model)
     n_bytes = float_bytes(model)
     n_params = sum(parameter.numel() for parameter in model.parameters())
     weights = weights_digest(model)
+    folding = Folding()
+    if bits_allowed(recipe.budget):
+        _check_precision(model)
+        folding = _folding(model, recipe, prepared.stats)
+        # From here on the model is the folded one, of which calibration says the same: inputs of layers do not change.
+        model = folded_copy(model, folding)
+    drafts = _drafts(model, recipe, prepared.stats)
     solutions = solutions or Solutions()
     if recipe.budget is None:
         entries = [draft for draft in drafts if not isinstance(draft, Candidate)]
@@ -191,11 +198,12 @@ def _plan_prepared(
     store = PlanningStore(solutions.folder if rank_and_size()[1] == 1 else None)
     report = reporter(progress)
     if isinstance(recipe.budget, CostBudget | AllOf):
-        check_reachable(drafts, n_params, n_bytes, recipe.budget)
+        check_reachable(drafts, n_params, n_bytes, folding, recipe.budget)
     front = ParetoFront(
         drafts,
         n_params=n_params,
         n_bytes=n_bytes,
+        folding=folding,
         model_weights=weights,
         solutions=solutions,
         report=report,
@@ -251,6 +259,18 @@ def _plan_prepared(
         return first_plan
     front.weigher = weigher
     return front.best_plan(recipe.budget, progress=progress)
+
+
+def _folding(model: nn.Module, recipe: Recipe, stats: Calibration | None) -> Folding:
+    """The BatchNorms that are folded into layers before these are rounded."""
+    folding = foldable(model, stats)
+    norms = {layer.name: recipe.wish_for(layer.name).norm for layer in find_layers(model)}
+    weighing = {name: norm.name for name, norm in norms.items() if norm.weighs_entries}
+    if not weighing or not folding.layers:
+        return folding
+    # Gradients and outputs were gathered for the layers as they are.
+    why = f"the norm {next(iter(weighing.values()))!r} was measured on the layers as they are"
+    return Folding(left={**dict.fromkeys(folding.norms, why), **folding.left})
 
 
 def _drafts(model: nn.Module, recipe: Recipe, stats: Calibration | None) -> list[Draft]:

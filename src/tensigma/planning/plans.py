@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -28,7 +29,7 @@ from tensigma.files import (
 from tensigma.layers import Cost, find_layers, select
 from tensigma.planning.entry import CompressedEntry, DenseEntry, entry_from_json
 from tensigma.running import Wanted, weights_digest
-from tensigma.solving import DENSE_METHOD, Method, Norm, Solutions, Treatment, check_bits, method_of, norm_of
+from tensigma.solving import DENSE_METHOD, Folding, Method, Norm, Solutions, Treatment, check_bits, method_of, norm_of
 from tensigma.text import count, share, table
 
 FORMAT = "tensigma-plan"
@@ -42,6 +43,8 @@ NOTE_CHECKS: dict[str, Check] = {
     ),
     "drop": record({}, {"data": optional(text())}, others=anything),
 }
+# What folding saves; a layer that gains a bias may gain more than its BatchNorm had.
+_ANY = integer(-(2**62))
 _PLAN = record(
     {
         "format": text(FORMAT),
@@ -54,6 +57,7 @@ _PLAN = record(
         "weights": optional(text()),
         "notes": optional(record({}, NOTE_CHECKS, others=anything)),
         "n_bytes": optional(integer()),
+        "folding": record({"layers": mapping(text()), "params": _ANY, "bytes": _ANY, "left": mapping(text())}),
     },
 )
 
@@ -107,6 +111,7 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         *,
         n_params: int,
         n_bytes: int | None = None,
+        folding: Folding | None = None,
         weights: str | None = None,
         source: Front | None = None,
         solutions: Solutions | None = None,
@@ -117,6 +122,9 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         self.n_params = n_params
         #: Bytes of its parameters and buffers, parameters in float32; by default those of the parameters alone.
         self.n_bytes = 4 * n_params if n_bytes is None else n_bytes
+        #: BatchNorms that go into the layers before them, as a budget of bytes asks for. Entries of these layers are
+        #: those of the layers with what went into them.
+        self.folding = folding or Folding()
         #: A digest of the weights that the plan was made for; None if unknown.
         self.weights = weights
         self._source = source
@@ -141,6 +149,7 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
             self.values(),
             n_params=self.n_params,
             n_bytes=self.n_bytes,
+            folding=self.folding,
             weights=self.weights,
             source=self._source,
             solutions=self.solutions,
@@ -162,7 +171,8 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
             return NotImplemented
-        return (self.n_params, self._entries) == (other.n_params, other._entries)
+        mine, theirs = ((plan.n_params, plan._entries, plan.folding.layers) for plan in (self, other))
+        return mine == theirs
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -186,9 +196,9 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         """The same once the plan is carried out."""
         changes = [(entry.before, entry.after) for entry in self.compressed]
         return Cost(
-            self.n_params - sum(before.params - after.params for before, after in changes),
+            self.n_params - self.folding.params - sum(before.params - after.params for before, after in changes),
             sum(entry.after.macs for entry in self.values()),
-            self.n_bytes - sum(before.bytes - after.bytes for before, after in changes),
+            self.n_bytes - self.folding.bytes - sum(before.bytes - after.bytes for before, after in changes),
         )
 
     @property
@@ -241,7 +251,12 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
             else:
                 entries.append(_changed(entry, method, ranks, norm, options, bits))
         return Plan(
-            entries, n_params=self.n_params, n_bytes=self.n_bytes, weights=self.weights, solutions=self.solutions
+            entries,
+            n_params=self.n_params,
+            n_bytes=self.n_bytes,
+            folding=self.folding,
+            weights=self.weights,
+            solutions=self.solutions,
         )
 
     def check_model(self, model: nn.Module, *, weights: bool = True) -> None:
@@ -251,6 +266,7 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         than those the plan was made for, unless ``weights`` is False.
         """
         layers = {layer.name: layer for layer in find_layers(model)}
+        self.folding.check(model)
         planned = [*(entry.name for entry in self.compressed), *self]
         unknown = next((name for name in planned if name not in layers), None)
         if unknown is not None:
@@ -262,9 +278,12 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
             )
         for entry in self.compressed:
             layer = layers[entry.name]
-            if layer.geometry != entry.geometry:
+            geometry = layer.geometry
+            if geometry is not None and entry.name in self.folding.layers:
+                geometry = replace(geometry, bias=True)
+            if geometry != entry.geometry:
                 raise InputError(
-                    f"the plan belongs to another model: layer {entry.name!r} is {layer.geometry}, planned as "
+                    f"the plan belongs to another model: layer {entry.name!r} is {geometry}, planned as "
                     f"{entry.geometry}"
                 )
             if layer.reason is not None:
@@ -284,6 +303,7 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
             "library": version("tensigma"),
             "n_params": self.n_params,
             "n_bytes": self.n_bytes,
+            "folding": asdict(self.folding),
             "weights": self.weights,
             "notes": self.notes,
             "layers": {name: entry.to_json() for name, entry in self.items()},
@@ -298,15 +318,19 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
             raise StoreError(f"the plan has version {data.get('version')}; this library reads version {VERSION}")
         _PLAN(data, "the plan is damaged")
         entries = [entry_from_json(name, entry) for name, entry in data["layers"].items()]
+        folding = Folding(**(data.get("folding") or {}))
         n_params, in_layers = data["n_params"], sum(e.before.params for e in entries if isinstance(e, CompressedEntry))
-        if n_params < in_layers:
+        if n_params - folding.params < in_layers:
             raise StoreError(
                 f"the plan is damaged: n_params is {n_params}, but the compressed layers alone have {in_layers}"
             )
         n_bytes = data.get("n_bytes")
         if n_bytes is not None and n_bytes < 4 * n_params:
             raise StoreError(f"the plan is damaged: {n_params} parameters take more than the {n_bytes} of n_bytes")
-        return cls(entries, n_params=n_params, n_bytes=n_bytes, weights=data.get("weights"), notes=data.get("notes"))
+        if n_bytes is not None and folding.bytes > n_bytes:
+            raise StoreError(f"the plan is damaged: folding cannot save {folding.bytes} of {n_bytes} bytes")
+        weights, notes = data.get("weights"), data.get("notes")
+        return cls(entries, n_params=n_params, n_bytes=n_bytes, folding=folding, weights=weights, notes=notes)
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; an existing plan is replaced in one step."""
@@ -346,7 +370,8 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         left = (0, 1, *range(3, 3 + 2 * len(measures), 2), len(header))
         rise = f", but {after.macs / before.macs:.2f} times the MACs" if self.raises_macs else ""
         smaller = f", bytes {before.bytes / max(after.bytes, 1):.2f}" if self.has_bits else ""
-        return table([*header, "why dense"], rows, left=left) + f"\nrate {self.rate:.2f}{smaller}{rise}"
+        head = table([*header, "why dense"], rows, left=left)
+        return "\n".join([head, f"rate {self.rate:.2f}{smaller}{rise}", *self.folding.in_words()])
 
 
 def _pair(before: Cost, after: Cost, measure: str, *, known: bool, changed: bool) -> list[str]:

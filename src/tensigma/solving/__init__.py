@@ -1,6 +1,7 @@
 """From a layer's problem (method, norm, statistics) to its solution, kept in memory and on disk."""
 
 from tensigma.solving.candidate import Candidate, calls_of, layer_cost
+from tensigma.solving.folding import Folding, foldable, folded_copy, folded_norms, remove_norms_
 from tensigma.solving.jobs import CompressionProgress, Job, compressed_copy, jobs_for
 from tensigma.solving.methods import (
     DENSE_METHOD,
@@ -29,6 +30,7 @@ __all__ = [
     "SVD_METHOD",
     "Candidate",
     "CompressionProgress",
+    "Folding",
     "Job",
     "Method",
     "Norm",
@@ -40,6 +42,9 @@ __all__ = [
     "choices_of",
     "compressed_copy",
     "energy_views",
+    "foldable",
+    "folded_copy",
+    "folded_norms",
     "jobs_for",
     "label_of",
     "layer_cost",
@@ -48,6 +53,7 @@ __all__ = [
     "norm_of",
     "register",
     "registered",
+    "remove_norms_",
     "rounding_error",
     "run_first",
     "run_shared",

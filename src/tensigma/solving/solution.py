@@ -19,6 +19,7 @@ from tensigma.layers import (
     empty_modules,
     from_modules,
     grid_of,
+    in_half,
     kernels_of,
     set_grid_,
     stage_bits,
@@ -103,7 +104,7 @@ def solve(
 def rounded(solution: Solution, treatment: Treatment, module: nn.Module, stats: LayerStats | None) -> Solution:
     """``solution``, the one of ``treatment`` without bits, with weights of as many bits as ``treatment`` says.
 
-    The bias moves once more, by what rounding does to the mean.
+    The bias moves once more, by what rounding does to the mean, and is then one of half precision.
     """
     begin = time.perf_counter()
     geometry = treatment.geometry
@@ -119,7 +120,7 @@ def rounded(solution: Solution, treatment: Treatment, module: nn.Module, stats: 
         factors = from_modules(modules, treatment.format, geometry)
         error, frobenius, bias = _judged(treatment, module, factors, stats)
         if bias is not None:
-            modules[-1].bias = nn.Parameter(bias.to(modules[-1].weight))  # type: ignore[arg-type]
+            modules[-1].bias = nn.Parameter(in_half(bias.to(modules[-1].weight)))  # type: ignore[arg-type]
     seconds = solution.seconds + time.perf_counter() - begin
     return Solution(modules, error, frobenius, solution.converged, seconds)
 
