@@ -158,7 +158,9 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None, *, dens
     for name in (*manifest["layers"], *manifest.get("folded", ())):
         hooks = hooks_of(dict(model.named_modules()).get(name, nn.Identity()))
         if hooks:
-            raise InputError(f"{name!r} of the model has {hooks}, which it would lose; register them after loading")
+            raise InputError(
+                f"layer {name!r} of the model has {hooks}, which it would lose; register them after loading"
+            )
     state, grids = _state(place, manifest)
     loaded = copied(model)
     _make_room_for_folded_(loaded, manifest, state, place)
