@@ -78,7 +78,8 @@ def whole(result: Mapping[str, Any]) -> str:
         *((f"CPU seconds: {stage}", _stage(stage)) for stage in stages),
     ]
     body = [[name, *(read(network) for network in networks.values())] for name, read in rows]
-    return WHOLE + "\n" + table(["", *networks], body) + "\n" + _about(result)
+    remark = f"{result['remark']}\n\n" if "remark" in result else ""
+    return WHOLE + "\n" + table(["", *networks], body) + "\n" + remark + _about(result)
 
 
 def _in_sequence(row: Mapping[str, Any]) -> object:
