@@ -36,7 +36,8 @@ from tensigma.solving import Treatment, method_of, norm_of, solve
 from tensigma.zoo import load_data, load_model
 
 NAME = "benchmark_bytes"
-SAMPLES = 2_000
+#: Unlabelled images behind Σ and the fits, by the folder of the data.
+SAMPLES = {"cifar10": 2_000, "imagenet": 512}
 #: Images on which the ranges of activations are measured, as many as ``ts.quantize`` takes.
 INT8_SAMPLES = 256
 BITS = (2, 3, 4, 8, 16)
@@ -61,6 +62,8 @@ CELLS = (
     Cell("resnet20", "14×, MACs 1.8×", ts.Bytes(1 / 14) & ts.Macs(1 / 1.8)),
     Cell("resnet56", "16×, MACs 1.8×", ts.Bytes(1 / 16) & ts.Macs(1 / 1.8)),
     Cell("resnet56", "28×, MACs 3×", ts.Bytes(1 / 28) & ts.Macs(1 / 3)),
+    Cell("resnet50", "7.5×, bits alone", ts.Bytes(1 / 7.5), "dense"),
+    Cell("resnet50", "10×, MACs 1.4×", ts.Bytes(1 / 10) & ts.Macs(1 / 1.4)),
 )
 
 
@@ -72,10 +75,17 @@ def alone(budget: CostBudget | AllOf) -> CostBudget:
 
 class Bench:
     def __init__(self, root: Path, network: str) -> None:
-        cifar = root / "cifar10"
-        self.model = load_model(f"zoo:{network}-cifar", cifar / f"{network}.safetensors").eval()
-        self.images = [batch[0] for batch in load_data(f"cifar10:{cifar}?split=train", batch_size=100, samples=SAMPLES)]
-        self.test = load_data(f"cifar10:{cifar}?split=test", batch_size=250)
+        if network == "resnet50":
+            folder, spec = root / "imagenet", "zoo:resnet50-v1"
+            train, test = f"imagefolder:{folder / 'calib'}", f"imagefolder:{folder / 'val'}?shuffle=false"
+            size = 16
+        else:
+            folder, spec = root / "cifar10", f"zoo:{network}-cifar"
+            train, test = f"cifar10:{folder}?split=train", f"cifar10:{folder}?split=test"
+            size = 100
+        self.model = load_model(spec, folder / f"{network}.safetensors").eval()
+        self.images = [batch[0] for batch in load_data(train, batch_size=size, samples=SAMPLES[folder.name])]
+        self.test = load_data(test, batch_size=250)
         self.stats = ts.calibrate(self.model, self.images)
         self.top1 = self.evaluated(self.model)
 
