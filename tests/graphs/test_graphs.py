@@ -172,6 +172,19 @@ def test_layers_of_one_weight_stay_one(tmp_path: Path):
     assert {"w", "b"} <= {tensor.name for tensor in onnx.load(tmp_path / "small.onnx").graph.initializer}
 
 
+def assert_only_y_is_compressed(file: Path, left_alone: dict[str, str]) -> None:
+    """The layer ``the.y`` is compressed and written, and what is ``left_alone`` computes as before."""
+    network = ts.load_onnx(file)
+    assert list(network.layers) == ["the.y"]
+    assert network.left_alone == left_alone
+    x = inputs_for(network)
+    assert_same(network, x, answers_of(file, x))
+    small = compressed(network, 2)
+    target = file.with_name("small.onnx")
+    ts.export(small, target, x)
+    assert_same(small, x, answers_of(target, x))
+
+
 def test_graphs_inside_nodes_are_left_alone(tmp_path: Path):
     inner = [node("Conv", "x w", "inside", pads=[1, 1, 1, 1])]
     branches = {
@@ -186,15 +199,8 @@ def test_graphs_inside_nodes_are_left_alone(tmp_path: Path):
     ]
     tensors = {"w": weights(4, 4, 3, 3), "v": weights(6, 4, 3, 3), "zero": np.zeros((), np.float32)}
     file = written(graph_of(nodes, tensors), tmp_path)
-    network = ts.load_onnx(file)
-    assert list(network.layers) == ["the.y"]
-    assert network.left_alone == {
-        "the.if": "If decides at run time what it computes, so the 2 layers inside it are left alone"
-    }
-    x = inputs_for(network)
-    small = compressed(network, 2)
-    ts.export(small, tmp_path / "small.onnx", x)
-    assert_same(small, x, answers_of(tmp_path / "small.onnx", x))
+    reason = "If decides at run time what it computes, so the 2 layers inside it are left alone"
+    assert_only_y_is_compressed(file, {"the.if": reason})
 
 
 def test_a_loop_is_left_alone(tmp_path: Path):
@@ -226,16 +232,8 @@ def test_a_loop_is_left_alone(tmp_path: Path):
         "always": np.array(True),
     }
     file = written(graph_of(nodes, tensors), tmp_path)
-    network = ts.load_onnx(file)
-    assert list(network.layers) == ["the.y"]
-    assert network.left_alone == {
-        "the.loop": "Loop decides at run time what it computes, so the layer inside it is left alone"
-    }
-    x = inputs_for(network)
-    assert_same(network, x, answers_of(file, x))
-    small = compressed(network, 2)
-    ts.export(small, tmp_path / "small.onnx", x)
-    assert_same(small, x, answers_of(tmp_path / "small.onnx", x))
+    reason = "Loop decides at run time what it computes, so the layer inside it is left alone"
+    assert_only_y_is_compressed(file, {"the.loop": reason})
 
 
 def test_operators_of_other_domains_run_as_they_are(tmp_path: Path):

@@ -13,11 +13,15 @@ from tensigma.zoo import load_data, load_model
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 
-def test_a_search_keeps_its_promise_on_images_nobody_has_seen() -> None:
+@pytest.fixture
+def root() -> Path:
     folder = os.environ.get("TENSIGMA_DATA")
     if not folder or not Path(folder).is_dir():
         pytest.skip("TENSIGMA_DATA does not name a folder with the real models and images")
-    root = Path(folder) / "cifar10"
+    return Path(folder) / "cifar10"
+
+
+def test_a_search_keeps_its_promise_on_images_nobody_has_seen(root: Path) -> None:
     model = load_model("zoo:resnet20-cifar", root / "resnet20.safetensors")
     images = [batch[0] for batch in load_data(f"cifar10:{root}?split=train", batch_size=100, samples=1200)]
     calibration, held_out, fresh = images[:4], images[4:8], images[8:]
@@ -34,12 +38,8 @@ def test_a_search_keeps_its_promise_on_images_nobody_has_seen() -> None:
     assert result.certificate.bound < result.agreement
 
 
-def test_errors_of_ranks_and_of_rounding_add_up() -> None:
+def test_errors_of_ranks_and_of_rounding_add_up(root: Path) -> None:
     """What a plan expects of a layer of few bits is what it gets, to a factor of two in the squared error."""
-    folder = os.environ.get("TENSIGMA_DATA")
-    if not folder or not Path(folder).is_dir():
-        pytest.skip("TENSIGMA_DATA does not name a folder with the real models and images")
-    root = Path(folder) / "cifar10"
     model = load_model("zoo:resnet20-cifar", root / "resnet20.safetensors").eval()
     images = [batch[0] for batch in load_data(f"cifar10:{root}?split=train", batch_size=100, samples=100)]
     name = "layer2.1.conv1"

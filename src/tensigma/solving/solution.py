@@ -120,7 +120,9 @@ def rounded(solution: Solution, treatment: Treatment, module: nn.Module, stats: 
         factors = from_modules(modules, treatment.format, geometry)
         error, frobenius, bias = _judged(treatment, module, factors, stats)
         if bias is not None:
-            modules[-1].bias = nn.Parameter(in_half(bias.to(modules[-1].weight)))  # type: ignore[arg-type]
+            weight = modules[-1].weight
+            assert isinstance(weight, Tensor)
+            modules[-1].bias = nn.Parameter(in_half(bias.to(weight)))
     seconds = solution.seconds + time.perf_counter() - begin
     return Solution(modules, error, frobenius, solution.converged, seconds)
 
