@@ -16,7 +16,7 @@ from torch import nn
 import tensigma as ts
 from support_grids import integers_in_python, round_, rounded
 from support_nets import batches, small_net
-from tensigma.deployment.packing import pack, unpack
+from tensigma.deployment.packing import PLACE, pack, unpack
 from tensigma.errors import StoreError
 from tensigma.evaluation import count_bytes
 from tensigma.files import seal
@@ -71,10 +71,11 @@ def test_three_bits_take_three_bits(groups: int, tmp_path: Path) -> None:
     round_(net[0], 3, groups)
     ts.save(net, tmp_path / "small")
     stored = weights_in(tmp_path / "small")
-    assert set(stored) == {"0.weight", "0.weight.scales"}
-    assert stored["0.weight"].numel() == 96 * 40 * 3 // 8
-    assert stored["0.weight.scales"].dtype == torch.float32
-    assert manifest_of(tmp_path / "small")["packed"] == {"0.weight": {"bits": 3, "shape": [40, 96]}}
+    assert set(stored) == {PLACE}
+    assert stored[PLACE].dtype == torch.uint8
+    assert len(stored[PLACE]) == 96 * 40 * 3 // 8 + 40 * groups * 4
+    entry = {"bits": 3, "shape": [40, 96], "scales": [40, groups, 4]}
+    assert manifest_of(tmp_path / "small")["packed"] == {"0.weight": entry}
     loaded = ts.load(tmp_path / "small", nn.Sequential(nn.Linear(96, 40, bias=False)))
     assert torch.equal(loaded.get_parameter("0.weight"), net.get_parameter("0.weight"))
 
@@ -85,7 +86,8 @@ def test_scales_that_half_precision_holds_take_half(tmp_path: Path) -> None:
     net[0].weight.data = grid.values(torch.randint(-8, 8, (5, 8)), (5, 8))
     set_grid_(net[0], grid)
     ts.save(net, tmp_path / "small")
-    assert weights_in(tmp_path / "small")["0.weight.scales"].dtype == torch.float16
+    assert manifest_of(tmp_path / "small")["packed"]["0.weight"]["scales"] == [5, 1, 2]
+    assert len(weights_in(tmp_path / "small")[PLACE]) == 5 * 8 // 2 + 5 * 2
     loaded = ts.load(tmp_path / "small", nn.Sequential(nn.Linear(8, 5)))
     assert torch.equal(loaded.get_parameter("0.weight"), net.get_parameter("0.weight"))
 
@@ -98,7 +100,8 @@ def test_biases_beside_packed_weights_take_half_where_that_is_exact(tmp_path: Pa
         net.get_parameter(f"{place}.bias").data.fill_(value)
     ts.save(net, tmp_path / "small")
     stored = weights_in(tmp_path / "small")
-    assert [stored[f"{place}.bias"].dtype for place in range(3)] == [torch.float16, torch.float32, torch.float32]
+    assert {key for key in stored if key != PLACE} == {"1.bias", "2.weight", "2.bias"}
+    assert manifest_of(tmp_path / "small")["packed"]["0.bias"] == {"bits": HALF, "shape": [5]}
     assert sum(tensor.nbytes for tensor in stored.values()) == count_bytes(net)
     loaded = ts.load(tmp_path / "small", nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 3), nn.Linear(3, 3)))
     for key, value in net.state_dict().items():
@@ -163,6 +166,10 @@ def edit_manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], N
     return edit
 
 
+def edit_packed(**changes: object) -> Callable[[Path], None]:
+    return edit_manifest(lambda data: data["packed"]["0.weight"].update(changes))
+
+
 def edit_weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
     """Change tensors, with digests that match, as only somebody who means to does."""
 
@@ -183,19 +190,25 @@ def edit_weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[
         (edit_manifest(lambda data: data.pop("digests")), "'digests' is missing"),
         (edit_manifest(lambda data: data["packed"]["0.weight"].update(bits=9)), "bits is 9"),
         (edit_manifest(lambda data: data["packed"]["0.weight"].update(bits=True)), "bits is True"),
-        (edit_manifest(lambda data: data["packed"]["0.weight"].update(bits=5)), "does not hold 512 weights of 5 bits"),
-        (edit_manifest(lambda data: data["packed"]["0.weight"].update(bits=16)), "in half precision"),
-        (edit_manifest(lambda data: data["packed"]["0.weight"].update(shape=[2**39, 2**39])), "does not hold"),
-        (edit_manifest(lambda data: data["packed"]["0.weight"].update(shape=[])), "a list of at least 1"),
-        (edit_manifest(lambda data: data["packed"]["0.weight"].update(shape=[32, 16])), "does not hold"),
-        (edit_manifest(lambda data: data["packed"]["0.weight"].update(shape=[16, 2, 16])), "another architecture"),
-        (edit_manifest(lambda data: data["packed"].update({"0.bias": data["packed"]["0.weight"]})), "does not hold"),
-        (edit_manifest(lambda data: data["packed"].clear()), "another architecture"),
-        (edit_weights(lambda tensors: tensors.pop("0.weight.scales")), "does not hold"),
-        (edit_weights(lambda tensors: tensors.update({"0.weight.scales": torch.ones(16, 3)})), "does not hold"),
-        (edit_weights(lambda tensors: tensors.update({"0.weight.scales": torch.ones(16, 0)})), "does not hold"),
-        (edit_weights(lambda tensors: tensors["0.weight.scales"].fill_(float("nan"))), "does not lie on the grid"),
-        (edit_weights(lambda tensors: tensors.update({"0.weight": torch.zeros(2, 2)})), "does not hold"),
+        (edit_packed(bits=5), "would take 384 bytes"),
+        (edit_packed(bits=16), "in half precision, and has scales"),
+        (edit_packed(shape=[2**39, 2**39], scales=[2**39, 1, 4]), "would take"),
+        (edit_packed(shape=[]), "a list of at least 1"),
+        (edit_packed(shape=[32, 16]), "cannot have scales"),
+        (edit_packed(shape=[16, 2, 16]), "another architecture"),
+        (edit_packed(scales=[16, 3, 4]), "cannot have scales"),
+        (edit_packed(scales=[16, 1, 8]), "2 or 4 are needed"),
+        (edit_packed(scales=[16, 1, 4, 1]), "2 or 4 are needed"),
+        (edit_packed(scales=[16, 0, 4]), "scales"),
+        (edit_manifest(lambda data: data["packed"]["0.weight"].pop("scales")), "2 or 4 are needed"),
+        (edit_manifest(lambda data: data["packed"].update({"0.bias": data["packed"]["0.weight"]})), "would take"),
+        (edit_manifest(lambda data: data["packed"].clear()), "would take 0 bytes"),
+        (edit_weights(lambda tensors: tensors.pop(PLACE)), "would take"),
+        (edit_weights(lambda tensors: tensors.update({PLACE: tensors[PLACE][:-1]})), "would take"),
+        (edit_weights(lambda tensors: tensors.update({PLACE: tensors[PLACE].view(2, -1)})), "has shape"),
+        (edit_weights(lambda tensors: tensors.update({PLACE: tensors[PLACE].view(torch.int8)})), "type torch.int8"),
+        (edit_weights(lambda tensors: tensors[PLACE][-4:].fill_(255)), "does not lie on the grid"),
+        (edit_weights(lambda tensors: tensors.update({"0.weight": torch.zeros(16, 32)})), "stored twice"),
     ],
 )
 def test_damaged_packed_archives_are_refused(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Weights of few bits in files: integers packed tightly, with their scales beside them.
+"""Weights of few bits in files: integers packed tightly, with their scales behind them.
 
 The integers of a weight on a grid follow each other without gaps, each in two's complement with its lowest bit first:
-eight weights of three bits take three bytes. Half precision is stored as such.
+eight weights of three bits take three bytes. Half precision is stored as such. All of them share one tensor of bytes:
+a file names and places every tensor it holds, which in a small network takes as much room as the weights themselves.
 """
 
 from __future__ import annotations
@@ -18,15 +19,23 @@ from tensigma.errors import InputError, StoreError
 from tensigma.files import integer, mapping, record, sequence
 from tensigma.layers import HALF, Grid, grid_of, has_half_bias, set_grid_
 
-_SCALES = ".scales"
+#: The tensor that holds everything packed, in the order of the manifest. No parameter can have this name.
+PLACE = ".packed"
+_SCALES = {2: torch.float16, 4: torch.float32}
 
 
 def _bits(value: Any, where: str) -> Any:
     return value if type(value) is int and value == HALF else integer(2, 8)(value, where)
 
 
-#: What a manifest says about each packed weight.
-PACKED = mapping(record({"bits": _bits, "shape": sequence(integer(1), least=1)}))
+#: What a manifest says about each packed tensor: bits, shape, and for a grid of integers the shape of its scales and
+#: the bytes of each.
+PACKED = mapping(
+    record(
+        {"bits": _bits, "shape": sequence(integer(1), least=1)},
+        {"scales": sequence(integer(1), least=3)},
+    )
+)
 
 
 def pack(integers: Tensor, bits: int) -> Tensor:
@@ -64,7 +73,7 @@ def grids_in(model: nn.Module, state: Mapping[str, Tensor], aliases: Mapping[str
         if key in grids or state.get(key) is not getattr(layer, "weight", None):
             continue
         grid = grid_of(layer)
-        if grid is not None and key + _SCALES not in state:
+        if grid is not None:
             grids[key] = grid
             bias = f"{name}.bias" if name else "bias"
             bias = aliases.get(bias, bias)
@@ -74,18 +83,23 @@ def grids_in(model: nn.Module, state: Mapping[str, Tensor], aliases: Mapping[str
 
 
 def packed_state(state: Mapping[str, Tensor], grids: Mapping[str, Grid]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors to store, those on ``grids`` packed, and what :data:`PACKED` accepts about them."""
-    tensors, entries = dict(state), {}
+    """Tensors to store, those on ``grids`` packed into one, and what :data:`PACKED` accepts about them."""
+    tensors = {key: tensor for key, tensor in state.items() if key not in grids}
+    entries: dict[str, Any] = {}
+    parts: list[Tensor] = []
     for key, grid in grids.items():
         weight = state[key]
         entries[key] = {"bits": grid.bits, "shape": list(weight.shape)}
         if grid.scales is None:
-            tensors[key] = weight.half()
+            parts.append(_as_bytes(weight.half()))
             continue
         integers = grid.integers(weight)
         assert integers is not None
-        tensors[key] = pack(integers, grid.bits)
-        tensors[key + _SCALES] = _shortened(grid.scales.cpu().contiguous())
+        scales = _shortened(grid.scales.cpu())
+        entries[key]["scales"] = [*scales.shape, scales.itemsize]
+        parts += [pack(integers, grid.bits), _as_bytes(scales)]
+    if parts:
+        tensors[PLACE] = torch.cat(parts)
     return tensors, entries
 
 
@@ -96,22 +110,27 @@ def unpacked_state(
 
     Sizes are compared with what is stored before any memory is taken.
     """
-    state, grids = dict(tensors), {}
+    state: dict[str, Tensor] = {key: tensor for key, tensor in tensors.items() if key != PLACE}
+    grids: dict[str, Grid] = {}
+    place = tensors.get(PLACE, torch.empty(0, dtype=torch.uint8))
+    sizes = [size for key, entry in entries.items() for size in _sizes(key, entry)]
+    if place.dtype != torch.uint8 or place.ndim != 1 or len(place) != sum(sizes):
+        raise StoreError(
+            f"what is packed would take {sum(sizes):,} bytes; {PLACE!r} has shape {tuple(place.shape)} and type "
+            f"{place.dtype}"
+        )
+    parts = iter(place.split(sizes))
     for key, entry in entries.items():
-        bits, shape = entry["bits"], tuple(entry["shape"])
-        stored, scales = state.pop(key, None), state.pop(key + _SCALES, None)
+        if key in state:
+            raise StoreError(f"{key!r} is stored twice, packed and not")
+        bits, shape, integers = entry["bits"], tuple(entry["shape"]), next(parts)
         if bits == HALF:
-            if stored is None or stored.dtype != torch.float16 or tuple(stored.shape) != shape or scales is not None:
-                raise StoreError(f"{key!r} is not a weight of shape {shape} in half precision")
-            state[key], grids[key] = stored.float(), Grid(HALF)
+            state[key], grids[key] = _from_bytes(integers, torch.float16).view(shape).float(), Grid(HALF)
             continue
-        count = math.prod(shape)
-        if not _fits(stored, scales, bits, shape):
-            raise StoreError(f"{key!r} does not hold {count:,} weights of {bits} bits and their scales")
-        assert stored is not None
-        assert scales is not None
+        n_rows, n_groups, itemsize = entry["scales"]
+        scales = _from_bytes(next(parts), _SCALES[itemsize]).view(n_rows, n_groups)
         grid = Grid(bits, scales.float())
-        state[key], grids[key] = grid.values(unpack(stored, bits, count), shape), grid
+        state[key], grids[key] = grid.values(unpack(integers, bits, math.prod(shape)), shape), grid
     return state, grids
 
 
@@ -134,10 +153,25 @@ def _shortened(scales: Tensor) -> Tensor:
     return half if torch.equal(half.float(), scales) else scales
 
 
-def _fits(stored: Tensor | None, scales: Tensor | None, bits: int, shape: tuple[int, ...]) -> bool:
-    if stored is None or stored.dtype != torch.uint8 or tuple(stored.shape) != (-(-math.prod(shape) * bits // 8),):
-        return False
-    if scales is None or scales.dtype not in (torch.float16, torch.float32) or scales.ndim != 2:
-        return False
-    n_rows, n_groups = scales.shape
-    return n_rows == shape[0] and n_groups > 0 and math.prod(shape[1:]) % n_groups == 0
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.cpu().contiguous().view(-1).view(torch.uint8)
+
+
+def _from_bytes(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy: a part of the whole need not begin where numbers of ``dtype`` may."""
+    return part.clone().view(dtype)
+
+
+def _sizes(key: str, entry: Mapping[str, Any]) -> list[int]:
+    """The bytes of each part of an entry: the numbers, and for a grid of integers its scales."""
+    bits, shape, scales = entry["bits"], entry["shape"], entry.get("scales")
+    numbers = -(-math.prod(shape) * bits // 8)
+    if bits == HALF:
+        if scales is not None:
+            raise StoreError(f"{key!r} is in half precision, and has scales of shape {scales}")
+        return [numbers]
+    if scales is None or len(scales) != 3 or scales[2] not in _SCALES:
+        raise StoreError(f"{key!r} has {bits} bits, and its scales are {scales}; rows, groups and 2 or 4 are needed")
+    if scales[0] != shape[0] or math.prod(shape[1:]) % scales[1]:
+        raise StoreError(f"{key!r} of shape {tuple(shape)} cannot have scales of shape {tuple(scales[:2])}")
+    return [numbers, math.prod(scales)]
