@@ -37,10 +37,10 @@ _CURVE = tuple((share, 30) for share in (0.05, 0.1, 0.2, 0.35, 0.55, 0.75, 1.0))
 _LARGE_CURVE = ((0.05, 20), (0.2, 15), (0.5, 8))
 _SMALL = 1024
 # Large layers are searched under S ≈ C ⊗ D, where a sweep costs a fourth, while a sweep gains this many times the
-# tolerance, or a fair amount if that is loose: what it would find beyond, sweeps under S find as well. Those go on while
-# they gain so many times the tolerance, fewer of them the wider the layer, as time grows with the cube of the width, and
-# few if the tolerance is looser than a fine one. On 3×3 layers of a ResNet-50 at half their size, errors end 4 % above
-# those that twice the time finds.
+# tolerance, or a fair amount if that is loose: what it would find beyond, sweeps under S find as well. Those go on
+# while they gain so many times the tolerance, fewer of them the wider the layer, as time grows with the cube of the
+# width, and few if the tolerance is looser than a fine one. On 3×3 layers of a ResNet-50 at half their size, errors end
+# 4 % above those that twice the time finds.
 _SEARCH_GAIN, _SEARCH_TOL = 40.0, 4e-3
 _POLISH_GAIN, _FINE, _WIDE = 10.0, 2e-4, 2048
 
