@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from tensigma.calibration.checkpoint import Checkpoint, State
 from tensigma.calibration.collector import Collector
+from tensigma.calibration.followers import Followers
 from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.memory import MemoryEstimate, estimate_memory, parse_bytes, plan_passes
-from tensigma.calibration.normalisation import FirstNorm, Followers
+from tensigma.calibration.normalisation import FirstNorm
 from tensigma.calibration.reduction import reduce_stats
 from tensigma.calibration.stats import Calibration
 from tensigma.errors import CalibrationWarning, InputError
