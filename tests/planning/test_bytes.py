@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import tensigma as ts
+from support_nets import small_net
 from tensigma.errors import InputError, StoreError
 from tensigma.evaluation import count_bytes
 from tensigma.layers import Cost, grid_of
@@ -208,3 +209,17 @@ def test_what_can_be_combined() -> None:
         ts.Drop(0.01) & ts.Macs(0.4)
     with pytest.raises(TypeError):
         ts.Macs(0.4) & 0.5
+
+
+def test_cp_stops_early_for_few_bits_by_hand_too() -> None:
+    net = small_net()
+    plan = ts.plan(net, ranks=ts.Ranks({"block.0": 6, "up": 3}), method="cp-joint", norm="frobenius")
+    few = plan.with_("block.0", bits=4)
+    assert few["block.0"].options["max_sweeps"] == 20
+    assert plan.with_("block.0", bits=8)["block.0"].options == plan["block.0"].options
+    # What the bits asked for goes with them; what somebody asked for stays.
+    assert few.with_("block.0", bits="float")["block.0"].options == plan["block.0"].options
+    assert few.with_("block.0", bits=8)["block.0"].options == plan["block.0"].options
+    mine = plan.with_("block.0", bits=4, options={"max_sweeps": 7})
+    assert mine["block.0"].options["max_sweeps"] == 7
+    assert mine.with_("block.0", bits=3)["block.0"].options["max_sweeps"] == 7

@@ -27,6 +27,7 @@ from tensigma.files import (
     whole_file,
 )
 from tensigma.layers import Cost, find_layers, select
+from tensigma.planning.curves import early_stop
 from tensigma.planning.entry import CompressedEntry, DenseEntry, entry_from_json
 from tensigma.running import Wanted, weights_digest
 from tensigma.solving import DENSE_METHOD, Folding, Method, Norm, Solutions, Treatment, check_bits, method_of, norm_of
@@ -416,13 +417,12 @@ def _changed(
     reason = new_method.why_not(entry.geometry, new_norm)
     if reason is not None:
         raise InputError(f"{entry.name}: {reason}")
-    former = entry.options if isinstance(entry, CompressedEntry) else {}
     try:
         format = new_method.format(new_method.check_ranks(new_ranks, entry.geometry.kernel_shape))
-        new_options = {k: v for k, v in former.items() if k in new_method.options} | dict(options or {})
-        new_method.check_options(new_options)
         new_bits = entry.bits if bits is None else None if bits == "float" else bits
         check_bits(new_bits)
+        new_options = _options_of(entry, new_method, new_bits) | dict(options or {})
+        new_method.check_options(new_options)
     except InputError as error:
         raise error.prefixed(f"{entry.name}: ") from None
     treatment = Treatment(
@@ -434,3 +434,12 @@ def _changed(
         bits=new_bits,
     )
     return CompressedEntry.of(entry.name, treatment, input_size=entry.input_size, calls=entry.calls)
+
+
+def _options_of(entry: DenseEntry | CompressedEntry, method: Method, bits: int | None) -> dict[str, Any]:
+    """The options of a layer for another method and other bits: what its old bits asked for gives way to the new."""
+    if not isinstance(entry, CompressedEntry) or entry.method is None:
+        return early_stop(method, bits)
+    asked = early_stop(entry.method, entry.bits)
+    kept = {k: v for k, v in entry.options.items() if k in method.options and asked.get(k) != v}
+    return {**early_stop(method, bits), **kept}
