@@ -176,3 +176,26 @@ def test_rows_may_be_rescaled_and_nothing_else(bits: int, seed: int) -> None:
         lambda w: np.where(np.arange(6)[:, None, None] == 2, np.nan, w),
     ]
     assert all(few.rescaled_to(change(weight)) is None for change in changes)
+
+
+def test_a_model_with_folded_batchnorms_goes_all_the_way(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    convs = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.Conv2d(16, 32, 3, padding=1, bias=False)]
+    body = [part for conv in convs for part in (conv, nn.BatchNorm2d(conv.out_channels), nn.ReLU())]
+    model = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+    data = [torch.randn(32, 3, 16, 16) for _ in range(3)]
+    for batch in data:
+        model.train()(batch)
+    model.eval()
+    small, report = ts.compress(model, data, budget=ts.Bytes(0.25), answers=ts.Scores(axis=1))
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in small.modules())
+    exported = ts.export(small, tmp_path / "small.onnx", data[0][:1])
+    assert exported.packed
+    torch.testing.assert_close(OnnxModel(tmp_path / "small.onnx")(data[0]), small(data[0]), rtol=1e-4, atol=1e-5)
+    ts.save(small, tmp_path / "small")
+    assert torch.equal(ts.load(tmp_path / "small", model)(data[0]), small(data[0]))
+    evaluation = ts.evaluate(small, data, original=model, answers=ts.Scores(axis=1))
+    alike = (small(torch.cat(data)).argmax(1) == model(torch.cat(data)).argmax(1)).float().mean()
+    assert evaluation.agreement == pytest.approx(alike.item())
+    assert evaluation.certificate is not None
+    assert 0 < evaluation.certificate.bound <= evaluation.agreement
