@@ -187,7 +187,7 @@ def test_a_model_with_folded_batchnorms_goes_all_the_way(tmp_path: Path) -> None
     for batch in data:
         model.train()(batch)
     model.eval()
-    small, report = ts.compress(model, data, budget=ts.Bytes(0.25), answers=ts.Scores(axis=1))
+    small, _ = ts.compress(model, data, budget=ts.Bytes(0.25), answers=ts.Scores(axis=1))
     assert not any(isinstance(module, nn.BatchNorm2d) for module in small.modules())
     exported = ts.export(small, tmp_path / "small.onnx", data[0][:1])
     assert exported.packed
