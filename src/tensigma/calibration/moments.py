@@ -34,6 +34,8 @@ PENDING_BYTES = 16 * 2**20
 MAX_PENDING = 128
 #: Linear layers at least this wide keep their rows for as long as there are fewer rows than columns.
 WIDE = 4096
+# Rounding of sums in float64, relative to what was summed, with room for long ones.
+_DUST = 1e-13
 
 
 class Sums(Protocol):
@@ -139,6 +141,10 @@ class Moments:
             sigma.flatten(0, 1).baddbmm_(left.flatten(0, 1), right.flatten(0, 1), beta=1 / n)
             covariance[:, :, tap] = sigma.permute(0, 2, 3, 1)
         covariance = covariance.view(g, window.d, window.d)
+        # A layer may see a constant although its maps vary: only zeros that a transposed convolution left, for one. What
+        # remains of the differences above is then their rounding, which is neither symmetric nor positive.
+        if covariance.abs().max() <= _DUST * (w.square() + m.square()).max():
+            covariance.zero_()
         # Rounding may leave the variance of a constant slightly below zero.
         variance = covariance.diagonal(dim1=1, dim2=2).clamp_(min=0)
         self._check_range(mean, variance)
