@@ -286,6 +286,17 @@ def exhaustive_rounding(weight: Array, sigma: Array, scales: Array, levels: Sequ
     return lost
 
 
+def naive_front(rows: Sequence[Sequence[float]]) -> list[int]:
+    """Places of the rows that no other beats: another is no higher anywhere and lower somewhere, or equal and first."""
+
+    def beats(other: int, row: int) -> bool:
+        one, two = rows[other], rows[row]
+        no_higher = all(a <= b for a, b in zip(one, two, strict=True))
+        return no_higher and (list(one) != list(two) or other < row)
+
+    return [row for row in range(len(rows)) if not any(beats(other, row) for other in range(len(rows)) if other != row)]
+
+
 def naive_average_precision(
     detections: list[list[tuple[list[float], float, int]]], truths: list[list[tuple[list[float], int]]], iou: float
 ) -> float | None:

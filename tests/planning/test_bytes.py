@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 import tensigma as ts
+from reference import naive_front
 from support_nets import small_net
 from tensigma.errors import InputError, StoreError
 from tensigma.evaluation import count_bytes
 from tensigma.layers import Cost, grid_of
 from tensigma.planning import AllOf, CompressedEntry, Plan
-from tensigma.planning.allocation import SeveralLimits
+from tensigma.planning.allocation import SeveralLimits, undominated
 from tensigma.planning.curves import Measure, Option
 
 
@@ -64,6 +65,20 @@ def _options(seed: int, count: int) -> list[Option]:
             for _ in range(count)
         ),
     ]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 200])
+@pytest.mark.parametrize("measures", [["macs"], ["macs", "bytes"], ["params", "macs", "bytes"]])
+def test_only_options_that_nothing_beats_are_considered(count: int, measures: list[Measure], seed: int) -> None:
+    rng = random.Random(seed)
+    options = [
+        # Few values, so that some are equal.
+        Option(None, (1,), Cost(*(rng.randint(1, 9) for _ in range(3))), rng.choice([0.1, 0.2, 0.3, 0.5, 0.8]))
+        for _ in range(count + 1)
+    ]
+    rows = [[option.loss, *(option.price(measure) for measure in measures)] for option in options]
+    kept = undominated(options, measures)
+    assert list(map(id, kept)) == [id(options[place]) for place in naive_front(rows)]
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -141,8 +141,8 @@ class Moments:
             sigma.flatten(0, 1).baddbmm_(left.flatten(0, 1), right.flatten(0, 1), beta=1 / n)
             covariance[:, :, tap] = sigma.permute(0, 2, 3, 1)
         covariance = covariance.view(g, window.d, window.d)
-        # A layer may see a constant although its maps vary: only zeros that a transposed convolution left, for one. What
-        # remains of the differences above is then their rounding, which is neither symmetric nor positive.
+        # A layer may see a constant although its maps vary: for one, only zeros that a transposed convolution left.
+        # What remains of the differences above is then rounding, neither symmetric nor positive.
         if covariance.abs().max() <= _DUST * (w.square() + m.square()).max():
             covariance.zero_()
         # Rounding may leave the variance of a constant slightly below zero.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from torch import Tensor, nn
 
@@ -107,11 +108,19 @@ def cost(
     >>> cost(None, geometry, bits=4).bytes
     2700
     """
-    if bias is not None:
-        geometry = replace(geometry, bias=bias)
-    stages = [geometry] if format is None else list(format.stages(geometry).values())
-    total, size = Cost(0, 0, 0), tuple(input_size)
-    for stage in stages:
-        total += Cost(stage.n_params, stage.macs_from(size), _stage_bytes(stage, bits))
+    stages = _stages(format, geometry, geometry.bias if bias is None else bias, tuple(input_size))
+    return sum((Cost(stage.n_params, macs, _stage_bytes(stage, bits)) for stage, macs in stages), start=Cost(0, 0, 0))
+
+
+# Plans ask for one format with all numbers of bits in turn.
+@lru_cache(maxsize=16)
+def _stages(
+    format: Format | None, geometry: Geometry, bias: bool, size: tuple[int, ...]
+) -> tuple[tuple[Geometry, int], ...]:
+    """The layers of a format, each with its multiply-adds."""
+    geometry = replace(geometry, bias=bias)
+    stages = []
+    for stage in (geometry,) if format is None else format.stages(geometry).values():
+        stages.append((stage, stage.macs_from(size)))
         size = stage.output_size(size)
-    return total
+    return tuple(stages)

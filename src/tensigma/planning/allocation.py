@@ -122,7 +122,7 @@ class SeveralLimits:
     ) -> None:
         self.limits = dict(limits)
         self._names = list(curves)
-        self._options = [_undominated(curves[name], list(limits)) for name in self._names]
+        self._options = [undominated(curves[name], list(limits)) for name in self._names]
         width = max(map(len, self._options), default=0)
         # (layers, options, measures), as shares of the limits; what fills up the rows costs and loses too much.
         self._costs = np.full((len(self._names), width, len(limits)), np.inf)
@@ -202,14 +202,15 @@ class SeveralLimits:
         return {name: options[index] for name, options, index in zip(self._names, self._options, chosen, strict=True)}
 
 
-def _undominated(options: Sequence[Option], measures: Sequence[Measure]) -> list[Option]:
+def undominated(options: Sequence[Option], measures: Sequence[Measure]) -> list[Option]:
     """The options that no other beats in all costs and in loss; the first of equal ones."""
-    table = np.array([[*(option.price(measure) for measure in measures), option.loss] for option in options])
-    kept = []
-    for index, row in enumerate(table):
-        no_worse = (table <= row).all(1)
-        better = no_worse & (table < row).any(1)
-        equal = no_worse & ~better
-        if not better.any() and not equal[:index].any():
-            kept.append(options[index])
-    return kept
+    table = np.array([[option.loss, *(option.price(measure) for measure in measures)] for option in options])
+    # In this order an option can only be beaten by one before it, so each is compared with the few that are left.
+    order = np.lexsort((np.arange(len(table)), *table.T[::-1]))
+    front = np.empty_like(table)
+    kept: list[int] = []
+    for index in order:
+        if not (front[: len(kept)] <= table[index]).all(1).any():
+            front[len(kept)] = table[index]
+            kept.append(index)
+    return [options[index] for index in sorted(kept)]
