@@ -42,6 +42,7 @@ def test_the_other_figures_are_those_of_the_run() -> None:
     assert memory["held"] == memory["cases"]
     assert f"All {places['cases']} cases held" in text
     assert places["held"] + places["refused"] == places["cases"]
+    assert RESULTS["the command of the README"]["held"] == 1
 
 
 def test_no_part_is_left_unfinished() -> None:
