@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 
@@ -15,6 +16,7 @@ import tensigma as ts
 from reference_calibration import naive_moments
 from tensigma.calibration import CalibrationProgress, estimate_memory, select_layers
 from tensigma.errors import CalibrationWarning, InputError, StoreError
+from tensigma.files import seal
 
 
 class Net(nn.Module):
@@ -316,6 +318,19 @@ def test_an_interrupted_run_resumes_to_the_same_result(model, tmp_path, options,
     assert done[0].done == (stop_at - 1) // 2 * 2 + 1
     if "fisher" in options:
         torch.testing.assert_close(resumed["stem"].fisher, whole["stem"].fisher)
+
+
+@pytest.mark.parametrize("change", [lambda rng: [*rng, 0], lambda rng: rng[:-4], lambda rng: [255] * len(rng)])
+def test_a_checkpoint_with_a_damaged_generator_is_refused(model, tmp_path, change):
+    folder = tmp_path / "run"
+    with pytest.raises(ZeroDivisionError):
+        ts.calibrate(model, (images(2) if i < 2 else 1 / 0 for i in range(3)), checkpoint=folder, checkpoint_every=1)
+    (manifest,) = folder.rglob("manifest.json")
+    content = json.loads(manifest.read_text())
+    content["rng"] = change(content["rng"])
+    manifest.write_text(json.dumps(seal(content)))
+    with pytest.raises(StoreError, match="generator"):
+        ts.calibrate(model, [images(2)] * 3, checkpoint=folder, checkpoint_every=1, resume=True)
 
 
 def test_a_checkpoint_is_not_overlooked_or_misused(model, tmp_path):

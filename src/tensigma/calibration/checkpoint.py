@@ -80,12 +80,17 @@ class Checkpoint:
                     f"the checkpoint {steps[-1]} was made with {key}={manifest['options'].get(key)!r}, this run has"
                     f" {key}={value!r}; resume with the same settings, or remove the folder"
                 )
+        rng = torch.tensor(manifest["rng"], dtype=torch.uint8)
+        try:
+            torch.Generator().set_state(rng)
+        except RuntimeError as error:
+            raise StoreError(f"{steps[-1]} is damaged: its state of torch's generator is none: {error}") from error
         return State(
             layers=dict(StoredLayers(steps[-1], manifest["layers"])),
             finished_passes=manifest["finished_passes"],
             batches=manifest["batches"],
             samples=manifest["samples"],
-            rng=torch.tensor(manifest["rng"], dtype=torch.uint8),
+            rng=rng,
         )
 
     def _steps(self) -> list[Path]:
