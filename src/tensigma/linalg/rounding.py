@@ -225,22 +225,22 @@ class _Problem:
         damped = self.gram[order][:, order].double()
         damped.diagonal().add_(_RIDGE * damped.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny))
         upper = psd_cholesky(torch.cholesky_inverse(psd_cholesky(damped))).T.to(self.matrix)  # of S⁻¹ = UᵀU
-        scales, zeros = grid.spread(grid.scales)[:, order], grid.spread(grid.zeros)[:, order]
-        left = self.matrix[:, order].clone()  # what the columns still have to represent
+        scales, zeros = (_columns(grid.spread(values)[:, order]).unbind() for values in (grid.scales, grid.zeros))
+        left = _columns(self.matrix[:, order])  # what the columns still have to represent, (d, t)
         integers = torch.empty_like(left)
-        for start in range(0, left.shape[1], _BLOCK):
-            stop = min(start + _BLOCK, left.shape[1])
-            errors = torch.empty_like(left[:, start:stop])
+        pivots = upper.diagonal().tolist()
+        for start in range(0, len(left), _BLOCK):
+            stop = min(start + _BLOCK, len(left))
+            errors = torch.empty_like(left[start:stop])
             for column in range(start, stop):
-                wanted = left[:, column] / scales[:, column]
-                chosen = (wanted.round() + zeros[:, column]).clamp(grid.least, grid.most)
-                rounded = (chosen - zeros[:, column]) * scales[:, column]
-                error = (left[:, column] - rounded) / upper[column, column]
-                left[:, column + 1 : stop] -= error[:, None] * upper[column, column + 1 : stop]
-                integers[:, column] = chosen
-                errors[:, column - start] = error
-            left[:, stop:] -= errors @ upper[start:stop, stop:]
-        return replace(grid, integers=integers[:, order.argsort()])
+                wanted = left[column] / scales[column]
+                chosen = wanted.round_().add_(zeros[column]).clamp_(grid.least, grid.most)
+                integers[column] = chosen
+                rounded = chosen.sub_(zeros[column]).mul_(scales[column])
+                error = torch.sub(left[column], rounded, out=errors[column - start]).div_(pivots[column])
+                left[column + 1 : stop].addr_(upper[column, column + 1 : stop], error, alpha=-1)
+            left[stop:].addmm_(upper[start:stop, stop:].T, errors, alpha=-1)
+        return replace(grid, integers=integers.T[:, order.argsort()].contiguous())
 
     def polished(self, rounded: _Rounded) -> _Rounded:
         """Single integers changed while that lowers the loss, and scales fitted to the integers, in turn."""
@@ -250,20 +250,21 @@ class _Problem:
 
     def _changed(self, rounded: _Rounded) -> _Rounded:
         """One pass of coordinate descent: every integer takes its best value, the others being fixed."""
-        scales, integers = rounded.spread(rounded.scales), rounded.integers.clone()
-        pull = (self.matrix - rounded.dense()) @ self.gram  # E S, (t, d)
+        scales, integers = _columns(rounded.spread(rounded.scales)).unbind(), _columns(rounded.integers)
+        pull = _columns((self.matrix - rounded.dense()) @ self.gram)  # S Eᵀ, (d, t)
         diagonal = self.gram.diagonal()
         for block in self.order[diagonal[self.order] > 0].split(_BLOCK):
-            gram, local = self.gram[block], pull[:, block]
-            moves = torch.empty_like(local)
+            gram, local = self.gram[block], pull[block]
+            moves, inner = torch.empty_like(local), gram[:, block].contiguous()
+            pivots = diagonal[block].tolist()
             for i, column in enumerate(block.tolist()):
-                step = (local[:, i] / (diagonal[column] * scales[:, column])).round()
-                chosen = (integers[:, column] + step).clamp(rounded.least, rounded.most)
-                moves[:, i] = (chosen - integers[:, column]) * scales[:, column]
-                local -= moves[:, i, None] * gram[i, block]
-                integers[:, column] = chosen
-            pull -= moves @ gram
-        return replace(rounded, integers=integers)
+                former, scale = integers[column], scales[column]
+                chosen = local[i].div(scale).div_(pivots[i]).round_().add_(former).clamp_(rounded.least, rounded.most)
+                move = torch.sub(chosen, former, out=moves[i]).mul_(scale)
+                local.addr_(inner[i], move, alpha=-1)
+                former.copy_(chosen)
+            pull.addmm_(gram.T, moves, alpha=-1)
+        return replace(rounded, integers=integers.T.contiguous())
 
     def _rescaled(self, rounded: _Rounded) -> _Rounded:
         """Scales fitted to the integers, those of one group of inputs after those of another."""
@@ -282,3 +283,8 @@ class _Problem:
             scales[:, group] = self._stored(former * factor)
             pull -= (scales[:, group] / former - 1)[:, None] * image
         return replace(rounded, scales=scales)
+
+
+def _columns(matrix: Tensor) -> Tensor:
+    """A copy with the columns as rows: whatever goes through them one by one then finds each in one piece."""
+    return matrix.T.clone(memory_format=torch.contiguous_format)
