@@ -31,6 +31,8 @@ from tensigma.calibration.window import Window
 PIECE_BYTES = 2 * 2**20
 TILE = 64
 MAX_TILES = 4
+# Maps that a calibration adds, for an estimate of the work.
+_MAPS = 256
 
 
 class LagSums:
@@ -80,8 +82,11 @@ class LagSums:
         strips = s * s * sum(_n_products(strip, height, width) + 40 / n_maps for strip in plan.strips)
         # Small products are somewhat slower than large ones.
         work = 1.3 * (transform + products + strips) + 100 * n_phases * s * height
-        # Starting an operation costs as much as some 3e5 multiply-adds, whatever its size.
-        return window.groups * (work + 3e5 * (3 * len(plan.strips) + 6 * wf * len(plan.jobs())) / n_maps)
+        # Starting an operation costs as much as some 3e5 multiply-adds, whatever its size. There are some for each
+        # strip, for each product of spectra, and in the end, when hundreds of maps have been added, for each pair of
+        # taps; and all of them for each group.
+        started = (3 * len(plan.strips) + 6 * wf * len(plan.jobs())) / n_maps + 3 * window.n_taps**2 / _MAPS
+        return window.groups * (work + 3e5 * started)
 
     def add(self, maps: Tensor) -> None:
         """Add the patches of ``maps`` (n, channels, *size), zero-padded as the window requires."""

@@ -299,4 +299,8 @@ def prefers_lags(window: Window, size: Sequence[int]) -> bool:
     >>> prefers_lags(window, (28, 28)), prefers_lags(window, (2, 2))
     (True, False)
     """
-    return LagSums.applies(window, size) and LagSums.flops(window, size) < UnfoldSums.flops(window, size)
+    if not LagSums.applies(window, size):
+        return False
+    # As many maps as are buffered; what is done once for all of them is dear where they are large and few.
+    n_maps = max(1, min(64, PENDING_BYTES // (4 * window.channels * math.prod(size))))
+    return LagSums.flops(window, size, n_maps) < UnfoldSums.flops(window, size)

@@ -45,36 +45,40 @@ class UnfoldSums:
         """Add the patches of ``maps`` (n, channels, *size), zero-padded as the window requires."""
         window = self.window
         if not window.n_spatial:
-            self._add_rows(maps.reshape(len(maps), window.groups, window.s).permute(1, 2, 0))
+            self._add_rows(maps.reshape(len(maps), window.groups, window.s).permute(1, 2, 0), self.sums)
             return
-        n_rows = window.n_rows(maps.shape[2:])
-        patch_bytes = n_rows * window.groups * window.d * maps.element_size()
-        step = max(1, int(BLOCK_BYTES // max(patch_bytes, 1)))
-        for start in range(0, len(maps), step):
-            self._add_rows(self._patches(maps[start : start + step]))
+        # The patches of one map and one group are the least that can be added.
+        least = max(1, window.n_rows(maps.shape[2:]) * window.d * maps.element_size())
+        n_groups = max(1, min(window.groups, BLOCK_BYTES // least))
+        step = max(1, BLOCK_BYTES // (least * n_groups))
+        for first in range(0, window.groups, n_groups):
+            groups = slice(first, first + n_groups)
+            part = maps[:, window.s * first : window.s * (first + n_groups)]
+            for start in range(0, len(maps), step):
+                self._add_rows(self._patches(part[start : start + step]), self.sums[groups])
 
     def _patches(self, maps: Tensor) -> Tensor:
-        """Patch matrix (groups, d, rows) of a few maps."""
+        """Patch matrix (groups, d, rows) of a few maps, of all groups or some."""
         window = self.window
         if window.is_padded:
             maps = functional.pad(maps, [p for pads in reversed(window.pads) for p in pads])
         out = window.output_size([n - sum(p) for n, p in zip(maps.shape[2:], window.pads, strict=True)])
         by_channel = maps.transpose(0, 1)  # (channels, n, *size)
-        shape = (window.channels, window.n_taps, len(maps), *out)
+        shape = (len(by_channel), window.n_taps, len(maps), *out)
         patches = self.scratch.get("patches", shape, maps.dtype, maps.device)
         for tap, offsets in enumerate(product(*map(range, window.taps))):
             axes = zip(offsets, window.dilation, window.stride, out, strict=True)
             reads = tuple(slice(o * dil, o * dil + step * (n - 1) + 1, step) for o, dil, step, n in axes)
             patches[:, tap].copy_(by_channel[(slice(None), slice(None), *reads)])
-        return patches.reshape(window.groups, window.d, -1)
+        return patches.reshape(len(by_channel) // window.s, window.d, -1)
 
-    def _add_rows(self, patches: Tensor) -> None:
+    def _add_rows(self, patches: Tensor, sums: Tensor) -> None:
         for start, stop in zip(self.edges, self.edges[1:], strict=False):
             # Only blocks on and above the diagonal: the rest is their mirror image.
             shape = (len(patches), stop - start, patches.shape[1] - start)
             block = self.scratch.get("block", shape, patches.dtype, patches.device)
             torch.bmm(patches[:, start:stop], patches[:, start:].mT, out=block)
-            accumulate(self.sums[:, start:stop, start:], block, self.scratch)
+            accumulate(sums[:, start:stop, start:], block, self.scratch)
 
     def rows(self, tap: int, out: Tensor) -> Tensor:
         """Write the sums of one tap with all taps, (groups, k, s, s) in float64, to ``out``."""
