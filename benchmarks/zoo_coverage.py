@@ -65,7 +65,7 @@ def names() -> list[str]:
 
 
 def build(name: str, sides: Sequence[int] = SIDES) -> tuple[nn.Module, Tensor]:
-    """The model with random weights, and images as small as it takes them."""
+    """The model with random weights, and images as small as it takes them with a finite answer."""
     problem: Exception | None = None
     model: nn.Module | None = None
     for side in sides:
@@ -81,7 +81,10 @@ def build(name: str, sides: Sequence[int] = SIDES) -> tuple[nn.Module, Tensor]:
                 else:
                     candidate = model
                 with torch.inference_mode():
-                    candidate(images)
+                    answer = candidate(images)
+                # At one position for each window, some divide by zero.
+                if not all(leaf.isfinite().all() for leaf in ts.running.leaves(answer).values()):
+                    raise InputError(f"the answer at {side}×{side} is not finite")
                 return candidate, images
             except Exception as error:  # any package raises what it likes
                 problem = error
