@@ -198,4 +198,5 @@ def test_a_model_with_folded_batchnorms_goes_all_the_way(tmp_path: Path) -> None
     alike = (small(torch.cat(data)).argmax(1) == model(torch.cat(data)).argmax(1)).float().mean()
     assert evaluation.agreement == pytest.approx(alike.item())
     assert evaluation.certificate is not None
+    assert evaluation.agreement is not None
     assert 0 < evaluation.certificate.bound <= evaluation.agreement
