@@ -55,6 +55,8 @@ class Task:
     mean: tuple[float, ...] = HALF
     std: tuple[float, ...] = HALF
     bgr: bool = True
+    #: What fitting in sequence may take: the default holds few pages of this size.
+    memory: str | None = None
 
     def inputs(self, count: int, seed: int) -> Tensor:
         rng = random.Random(seed)
@@ -107,11 +109,12 @@ TASKS = {
         reading.layout_boxes,
         reading.box_agreement,
         "parts of pages",
-        24,
+        64,
         24,
         1,
         *IMAGENET,
         bgr=False,
+        memory="8GB",
     ),
 }
 
@@ -160,12 +163,13 @@ def compress(task: Task, folder: Path, budget: float, out: Path, *, quick: bool,
     batches = list(task.inputs(task.calibration, 0).split(task.batch))
     options: dict[str, Any] = QUICK if quick else {"weights": None} if alike else {}
     recipe = ts.Recipe(budget=ts.Macs(budget), **options)
-    small, report = ts.compress(network, batches, recipe=recipe)
+    small, report = ts.compress(network, batches, recipe=recipe, memory=task.memory)
     seconds = time.process_time() - start
     ts.export(small, out)
     return {
         "file": task.file,
         "calibrated_on": task.calibration,
+        "fitted_on": report.notes.get("sequential_samples"),
         "quick": quick,
         "alike": alike,
         "macs": [report.before.macs, report.after.macs],
