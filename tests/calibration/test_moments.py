@@ -256,3 +256,22 @@ def test_a_layer_that_steps_over_all_that_varies_sees_a_constant(rows, seed):
     covariance = gather(layer, list(x.split(5))).finish().covariance
     # In float64 rounding alone would be left, neither symmetric nor positive.
     assert not covariance.any()
+
+
+@pytest.mark.parametrize("block", [1, 3_000, 20_000, 10**9])
+@pytest.mark.parametrize("groups", [2, 6, 12])
+def test_unfolding_a_few_groups_at_a_time_changes_nothing(monkeypatch, groups, block, seed):
+    monkeypatch.setattr("tensigma.calibration.moments.prefers_lags", lambda window, size: False)
+    monkeypatch.setattr("tensigma.calibration.unfold.BLOCK_BYTES", block)
+    layer = nn.Conv2d(12, 24, 3, padding=1, groups=groups)
+    x = make_input(layer, (9, 8), 7, seed)
+    stats = gather(layer, list(x.split(3))).finish()
+    _, _, covariance, _ = naive_moments(layer, [x])
+    assert relative(stats.covariance, covariance) < 1e-6
+
+
+def test_depthwise_layers_on_large_maps_are_unfolded():
+    depthwise = Window.of(Geometry.of(nn.Conv2d(256, 256, 5, padding=2, groups=256)))
+    dense = Window.of(Geometry.of(nn.Conv2d(256, 256, 3, padding=1)))
+    assert not prefers_lags(depthwise, (50, 38))
+    assert prefers_lags(dense, (50, 38))
