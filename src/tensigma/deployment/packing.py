@@ -2,7 +2,7 @@
 
 The integers of a weight on a grid follow each other without gaps, each in two's complement with its lowest bit first:
 eight weights of three bits take three bytes. Half precision is stored as such. All of them share one tensor of bytes:
-a file names and places every tensor it holds, which in a small network takes as much room as the weights themselves.
+a file names and places every tensor it holds, which took an eighth of that of a ResNet-20 in factors of four bits.
 """
 
 from __future__ import annotations
