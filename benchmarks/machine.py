@@ -25,6 +25,12 @@ def describe() -> dict[str, Any]:
     }
 
 
+def read(name: str) -> dict[str, Any]:
+    """What earlier runs wrote; empty where there was none."""
+    file = RESULTS / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
 def write(name: str, result: dict[str, Any]) -> Path:
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / f"{name}.json"

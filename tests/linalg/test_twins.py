@@ -23,10 +23,12 @@ from tensigma.linalg import (
     Tucker2,
     Tucker2Factors,
     WeightedTucker2,
+    cp_elimination,
     output_basis,
     share_lost,
     svd_errors,
 )
+from tensigma.linalg.problem import Problem
 
 SHAPES = [(10, 8, 3, 3), (16, 6, 3, 3), (6, 14, 2, 3), (9, 7, 4)]
 TWO_AXES = [shape for shape in SHAPES if len(shape) == 4]
@@ -302,3 +304,20 @@ class TestFewRows:
         assert max(sizes) < 40
         SVD(30).fit(weight, metric)
         assert max(sizes) == 40
+
+
+@shapes
+def test_cp_by_difference_and_by_residual(shape, seed, monkeypatch):
+    """Loss and gradient without the residual are those that the residual gives."""
+    weight, _ = problem(shape, seed)
+    generator = torch.Generator().manual_seed(seed)
+    modes = CP.modes(shape)[1:]
+    elimination = cp_elimination.Elimination(Problem(weight, Metric.identity(weight[0].numel())), modes, 5)
+    position = elimination.pack([torch.randn(n, 5, generator=generator, dtype=weight.dtype) for n in modes])
+    fast = elimination.at(position)
+    assert fast.loss > cp_elimination._BY_DIFFERENCE
+    monkeypatch.setattr(cp_elimination, "_BY_DIFFERENCE", float("inf"))
+    slow = elimination.at(position)
+    assert fast.loss == pytest.approx(slow.loss, rel=1e-5)
+    assert fast.error == pytest.approx(slow.error, rel=1e-5)
+    torch.testing.assert_close(fast.gradient, slow.gradient, rtol=1e-4, atol=1e-5 * slow.gradient.abs().max().item())

@@ -145,7 +145,8 @@ class Beyond:
         key = repr([variant.settings[name] for name in ("ranks", "method", "norm", "layers", "weigh")])
         if key not in self._planners:
             layers = workshop.layers_of(model, variant.layers)
-            self._planners[key] = Planner(variant, model, stats, data, layers, quick=workshop.limit is not None)
+            quick, cache = workshop.limit is not None, workshop.solutions
+            self._planners[key] = Planner(variant, model, stats, data, layers, quick=quick, cache=cache)
         return self._planners[key]
 
     def tables(self, config: Config, cells: Cells) -> list[Table]:

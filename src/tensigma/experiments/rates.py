@@ -7,6 +7,7 @@ spectra for BALF, error curves and effects for a budget.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -31,6 +32,8 @@ class Planner:
     data: Any
     layers: Any
     quick: bool
+    #: A folder for curves, effects and trials.
+    cache: Path | None = None
     _by_ratio: dict[float, Plan] = field(default_factory=dict)
     _balf: BALF | None = None
     _first: Plan | None = None
@@ -55,7 +58,13 @@ class Planner:
         elif self.variant.weigh:
             weights = sensitivities(self.model, self.data, power=self.variant.weigh)
         self._first = plan(
-            self.model, self.stats, budget=target.budget, weights=weights, data=self.data, **self._common
+            self.model,
+            self.stats,
+            budget=target.budget,
+            weights=weights,
+            data=self.data,
+            cache=self.cache,
+            **self._common,
         )
         return self._first
 

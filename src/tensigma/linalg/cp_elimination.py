@@ -7,6 +7,7 @@ regression. One product S B gives the loss and the gradient of every mode.
 
 from __future__ import annotations
 
+import math
 from functools import reduce
 
 import torch
@@ -22,6 +23,9 @@ _CG_STEPS = 3
 # of a CP are nearly collinear; a smaller ridge trusts directions that the Kronecker model gets wrong, and although it
 # needs a fifth fewer sweeps, it leads to large terms that cancel, which INT8 cannot hold.
 _RIDGE = 0.1
+# Without a gram, a relative loss above this is taken as the difference between what is there and what is explained,
+# which leaves it four digits or more. The residual, a third of all products, is then not needed.
+_BY_DIFFERENCE = 1e-3
 
 
 class Elimination:
@@ -48,16 +52,29 @@ class Elimination:
         p = self.problem
         factors = self.unpack(flat)
         basis = _patches(factors)  # B, (d, r)
+        cross = p.kernel_gram @ basis  # M S B, (t, r)
+        scale = -2 / p.damped_norm2 if p.damped_norm2 > 0 else 0.0
         if p.gram is None:
-            outs = self._regress(basis, reduce(torch.mul, [factor.T @ factor for factor in factors]))
+            grams = [factor.T @ factor for factor in factors]
+            inner = reduce(torch.mul, grams)
+            outs = self._regress(cross, inner)
+            outer = outs.T @ outs
+            loss = self._loss_by_difference(outs, cross, outer, inner)
+            if loss > _BY_DIFFERENCE:
+                pull = (p.kernel.T @ outs).mul_(scale)
+                explained = [*grams, outer.mul_(scale)]
+                parts = [
+                    torch.addmm(self._contract(pull, factors, mode), factor, _others(explained, mode), alpha=-1)
+                    for mode, factor in enumerate(factors)
+                ]
+                return Point(flat, loss, torch.cat([part.reshape(-1) for part in parts]), math.sqrt(loss), outs)
             residual = residual_gram = torch.addmm(p.kernel, outs, basis.T, alpha=-1)
         else:
             image = p.gram_times(basis)  # S B
-            outs = self._regress(basis, basis.T @ image)
+            outs = self._regress(cross, basis.T @ image)
             residual = torch.addmm(p.kernel, outs, basis.T, alpha=-1)
             residual_gram = torch.addmm(p.kernel_gram, outs, image.T, alpha=-1)
         loss, error = p.residual_norms(residual, residual_gram)
-        scale = -2 / p.damped_norm2 if p.damped_norm2 > 0 else 0.0
         pull = (residual_gram.T @ outs).mul_(scale)  # ∂loss/∂B, (d, r)
         gradient = torch.cat([self._contract(pull, factors, mode).reshape(-1) for mode in range(len(factors))])
         return Point(flat, loss, gradient, error, outs)
@@ -94,18 +111,22 @@ class Elimination:
             factors[mode] = conjugate_gradient(normal, mode_target, factors[mode], precondition, steps=_CG_STEPS)
         return self.at(self.pack(factors))
 
-    def _regress(self, basis: Tensor, inner: Tensor) -> Tensor:
+    def _regress(self, cross: Tensor, inner: Tensor) -> Tensor:
         """T = (M S B)(Bᵀ S B)⁻¹ in float64, with columns at unit length and a ridge at the level of rounding.
 
-        ``inner`` is Bᵀ S B.
+        ``cross`` is M S B and ``inner`` is Bᵀ S B.
         """
         inner = inner.double()
-        cross = (self.problem.kernel_gram @ basis).double()
         lengths = inner.diagonal().clamp_min(torch.finfo(torch.float64).tiny).sqrt()
         normal = inner / lengths / lengths[:, None]
-        normal.diagonal().add_(10 * torch.finfo(basis.dtype).eps)
+        normal.diagonal().add_(10 * torch.finfo(cross.dtype).eps)
         lower = psd_cholesky((normal + normal.T) / 2)
-        return (torch.cholesky_solve((cross / lengths).T, lower).T / lengths).to(basis.dtype)
+        return (torch.cholesky_solve((cross.double() / lengths).T, lower).T / lengths).to(cross.dtype)
+
+    def _loss_by_difference(self, outs: Tensor, cross: Tensor, outer: Tensor, inner: Tensor) -> float:
+        """(‖M‖² − 2 tr(T (M B)ᵀ) + tr(TᵀT BᵀB)) ÷ ‖M‖², for any T."""
+        explained = 2 * (outs.double() * cross.double()).sum() - (outer.double() * inner.double()).sum()
+        return 1 - explained.item() / self.problem.damped_norm2 if self.problem.damped_norm2 > 0 else 0.0
 
     def _contract(self, pull: Tensor, factors: list[Tensor], mode: int) -> Tensor:
         """The (n, r) derivative with respect to one mode, from that with respect to B."""
@@ -128,9 +149,13 @@ class Elimination:
 
     def _precondition(self, grams: list[Tensor], mode: int, matrix: Tensor) -> Tensor:
         """D_j⁻¹ · matrix · (∘ of the other modes' grams)⁻¹."""
-        others = reduce(torch.mul, [gram for other, gram in enumerate(grams) if other != mode])
         left = torch.cholesky_solve(matrix, self._mode_choleskys[mode])
-        return torch.cholesky_solve(left.T, psd_cholesky(ridged(others))).T
+        return torch.cholesky_solve(left.T, psd_cholesky(ridged(_others(grams, mode)))).T
+
+
+def _others(grams: list[Tensor], mode: int) -> Tensor:
+    """The elementwise product of all ``grams`` but that of ``mode``."""
+    return reduce(torch.mul, [gram for other, gram in enumerate(grams) if other != mode])
 
 
 def _khatri_rao(factors: list[Tensor], like: Tensor) -> Tensor:

@@ -27,7 +27,6 @@ from tensigma.running import (
     Progress,
     all_notes,
     borrowed,
-    mapped,
     n_samples,
     rank_and_size,
     safe_backward,
@@ -175,7 +174,7 @@ def _listening(model: nn.Module, disturbances: Mapping[str, Disturbance]) -> Ite
         def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
             # The change is computed now, because later modules may work in place.
             change = disturbances[name].change(output.detach())
-            # Inputs of whole numbers have no gradient.
+            # Only what comes after the first of these layers needs a gradient.
             tracked = output if output.requires_grad else output.detach().requires_grad_().clone()
 
             def add(gradient: Tensor) -> None:
@@ -194,14 +193,16 @@ def _listening(model: nn.Module, disturbances: Mapping[str, Disturbance]) -> Ite
 
 def _squares(model: nn.Module, probe: Probe, batch: Batch, moved: dict[str, Tensor]) -> Iterator[dict[str, float]]:
     """For each draw, the squared move of each layer, summed over samples."""
-    inputs = mapped(batch.inputs, lambda x: x.detach().clone().requires_grad_(x.is_floating_point()))
     # Every n-th batch is that of this process: the draws are those that one process would make for the batch.
     rank, size = rank_and_size()
     generator = torch.Generator().manual_seed(batch.index * size + rank)
-    answers = probe.answers(model, Batch(batch.index, inputs, None))
+    answers = probe.answers(model, batch)
     for draw in range(_DRAWS):
         moved.clear()
-        probe.mixture(answers, generator).backward(retain_graph=draw + 1 < _DRAWS)
+        mixture = probe.mixture(answers, generator)
+        # Without a gradient, none of the layers was called.
+        if mixture.requires_grad:
+            mixture.backward(retain_graph=draw + 1 < _DRAWS)
         yield {name: move.square().sum().item() for name, move in moved.items()}
 
 

@@ -46,7 +46,7 @@ POWER_OF_SEARCH = 0.5
 # Measuring takes about as long as this many passes over the samples, trying one pass per power. Each takes as many
 # samples as these multiply-adds allow, within limits: effects need to be roughly right, the trials decide.
 _PASSES = 5
-_MACS, _FEWEST, _MOST_EFFECTS, _MOST_TRIALS = 2e12, 64, 256, 1024
+_MACS, _FEWEST, _MOST_EFFECTS, _MOST_TRIALS = 1e12, 64, 256, 1024
 # Models without gradients run outside PyTorch in part, and take longer than their multiply-adds say.
 _MOST_FORWARD_TRIALS = 64
 
