@@ -210,6 +210,28 @@ def test_wide_linear_keeps_rows_until_there_are_as_many_as_columns():
     assert relative(summed.covariance, covariance) < 1e-6
 
 
+@pytest.mark.parametrize("later", [(4, 5), (6, 7)], ids=["same size", "larger maps"])
+def test_wide_convolution_over_whole_maps_keeps_rows(later, seed):
+    layer = nn.Conv2d(5, 2, (4, 5), stride=2)
+    x = make_input(layer, (4, 5), 9, seed).to(memory_format=torch.channels_last)
+    moments = Moments(Geometry.of(layer), wide=100)
+    moments.update(x)
+    kept = moments.finish()
+    torch.testing.assert_close(kept.rows, x.flatten(1))
+    _, mean, covariance, _ = naive_moments(layer, [x])
+    assert relative(kept.mean, mean) < 1e-6
+    assert relative(kept.covariance, covariance) < 1e-6
+    # As many rows as columns, or maps that give several rows, are summed up.
+    y = make_input(layer, later, 95, seed + 1)
+    moments.update(y)
+    summed = moments.finish()
+    assert summed.rows is None
+    count, mean, covariance, _ = naive_moments(layer, [x, y])
+    assert summed.count == count
+    assert relative(summed.mean, mean) < 1e-6
+    assert relative(summed.covariance, covariance) < 1e-6
+
+
 @pytest.mark.parametrize("wide", [4, 4096], ids=["rows", "sums"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_bad_values_name_the_layer(wide, value):

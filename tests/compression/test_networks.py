@@ -211,3 +211,21 @@ def test_a_pitch_tracker_with_real_weights() -> None:
     near = ts.evaluate(small, data, original=model, answers=within_a_semitone)
     assert near.likeness is not None
     assert near.likeness > 0.6
+
+
+def test_a_head_of_convolutions_over_whole_maps() -> None:
+    """As of VGG in timm: few rows of many features, for which no Σ is made."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 84, 3, padding=1), nn.ReLU(), nn.Conv2d(84, 40, 7), nn.Flatten(), nn.Linear(40, 5)
+    ).eval()
+    data = [images(n=16, side=7)]
+    stats = ts.calibrate(model, data)
+    assert stats["2"].rows is not None
+    plan = ts.plan(model, stats, budget=ts.Params(0.5), weights=None)
+    assert plan["2"].label.startswith("svd")
+    small, report = ts.compress(model, plan, stats, sequential=False)
+    before, after = model[:3](data[0]), small[:3](data[0])
+    spread = before - before.mean(0)
+    assert report["2"].error == pytest.approx(((after - before).norm() / spread.norm()).item(), rel=1e-3, abs=1e-6)
+    assert ts.compress(model, plan, stats, data=data)[1].after.params == plan.after.params

@@ -32,7 +32,7 @@ from tensigma.layers import Geometry
 # Maps are buffered until there are enough for efficient products. Affects speed and memory, never the result.
 PENDING_BYTES = 16 * 2**20
 MAX_PENDING = 128
-#: Linear layers at least this wide keep their rows for as long as there are fewer rows than columns.
+#: Layers with one row for each input, at least this wide, keep their rows while there are fewer of them than columns.
 WIDE = 4096
 # Rounding of sums in float64, relative to what was summed, with room for long ones.
 _DUST = 1e-13
@@ -72,7 +72,8 @@ class Moments:
         self.window = Window.of(geometry)
         self.pending_bytes = pending_bytes
         self.count = 0
-        self._keeps_rows = geometry.kind == "linear" and self.window.d >= wide
+        # Linear layers, and convolutions whose kernels turn out to be as large as their maps.
+        self._keeps_rows = geometry.kind != "conv_transpose" and geometry.groups == 1 and self.window.d >= wide
         self._kept: list[Tensor] = []
         self._sums: dict[tuple[int, ...], Sums] = {}  # by the rest of the map's size, () for unfolding
         self._pilot: Tensor | None = None
@@ -93,6 +94,8 @@ class Moments:
         if self._pilot is None:
             self._start(maps)
         size = maps.shape[2:]
+        if self._keeps_rows and not self._is_one_row(size):
+            self._stop_keeping()
         if self._total is None or self._total.shape[1:] != size:
             self._settle()
             self._total = torch.zeros(maps.shape[1:], dtype=torch.float64, device=self._device)
@@ -111,8 +114,8 @@ class Moments:
         if self._pilot is None:
             raise InputError(f"{self.name}: no rows were seen")
         if self._keeps_rows:
-            rows = torch.cat(self._kept)
-            self._kept = [rows]
+            self._kept = [torch.cat(self._kept)]
+            rows = self._kept[0].flatten(1)
             mean = rows.mean(0, dtype=torch.float64)
             return LayerStats(mean=mean, rows=rows if dtype is None else rows.to(dtype), count=self.count)
         self._settle()
@@ -272,17 +275,28 @@ class Moments:
         self._total = torch.zeros_like(self._total)
         self._n_maps = 0
 
-    def _keep(self, rows: Tensor) -> None:
+    def _is_one_row(self, size: Sequence[int]) -> bool:
+        """Whether a map of this size is, entry by entry, the one row that the layer sees of it."""
+        window = self.window
+        return tuple(size) == window.taps and not window.is_padded and window.n_rows(size) == 1
+
+    def _keep(self, maps: Tensor) -> None:
         assert self._pilot is not None
-        rows = rows.to(self._pilot.dtype)
-        if not math.isfinite(rows.sum().item()):
+        maps = maps.to(self._pilot.dtype)
+        if not math.isfinite(maps.sum().item()):
             raise InputError(f"layer {self.name!r}: its input contains NaN or infinite values")
         if self.count < self.window.d:
-            self._kept.append(rows.clone())
+            # In the order of the kernel, whatever the layout in memory.
+            self._kept.append(maps.clone(memory_format=torch.contiguous_format))
             return
-        # From here on the gram is smaller than the rows: switch to sums.
+        # From here on the gram is smaller than the rows.
+        self._stop_keeping()
+        self._push(maps)
+
+    def _stop_keeping(self) -> None:
+        """Switch from rows to sums."""
         kept, self._kept, self._keeps_rows = self._kept, [], False
-        for part in (*kept, rows):
+        for part in kept:
             self._push(part)
 
 

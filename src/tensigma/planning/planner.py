@@ -334,6 +334,7 @@ def _draft(
         raise InputError(
             f"{{norm}}, layer {layer.name!r}: {lacking}", parameters=(f"norm={wish.norm.name!r}", "fisher='model'")
         )
+    few_rows = layer_stats is not None and layer_stats.rows is not None
     # Spectra and curves of half-precision weights are computed in single precision.
     kernels = [kernel.to(torch.promote_types(kernel.dtype, torch.float32)) for kernel in kernels_of(layer.module)]
     return Candidate(
@@ -346,7 +347,7 @@ def _draft(
         input_size=size,
         calls=calls,
         options=wish.options,
-        choices=() if only_rounded else choices_of(wish.method, geometry, wish.norm),
+        choices=() if only_rounded else choices_of(wish.method, geometry, wish.norm, few_rows=few_rows),
         least_bits=_LEAST_BITS_OF_FIRST if selection.by_default(layer) else 2,
     )
 

@@ -246,8 +246,11 @@ def method_of(name: str | Method, geometry: Geometry | None = None) -> Method:
     return SVD_METHOD if geometry is not None and geometry.is_pointwise and name != DENSE_METHOD else name
 
 
-def choices_of(name: str | Method, geometry: Geometry, norm: Norm) -> tuple[Method, ...]:
+def choices_of(name: str | Method, geometry: Geometry, norm: Norm, *, few_rows: bool = False) -> tuple[Method, ...]:
     """The methods among which a budget may choose for a layer of this geometry.
+
+    With ``few_rows``, statistics hold the rows that a very wide layer has seen instead of Σ, and SVD alone does without
+    Σ.
 
     >>> from torch import nn
     >>> from tensigma.solving.norms import norm_of
@@ -258,6 +261,8 @@ def choices_of(name: str | Method, geometry: Geometry, norm: Norm) -> tuple[Meth
     """
     if name != AUTO or geometry.is_pointwise:
         return (method_of(name, geometry),)
+    if few_rows:
+        return (SVD_METHOD,)
     choices = [
         method
         for method in METHODS.values()
