@@ -225,6 +225,7 @@ def test_a_head_of_convolutions_over_whole_maps() -> None:
     plan = ts.plan(model, stats, budget=ts.Params(0.5), weights=None)
     assert plan["2"].label.startswith("svd")
     small, report = ts.compress(model, plan, stats, sequential=False)
+    assert isinstance(small, nn.Sequential)
     before, after = model[:3](data[0]), small[:3](data[0])
     spread = before - before.mean(0)
     assert report["2"].error == pytest.approx(((after - before).norm() / spread.norm()).item(), rel=1e-3, abs=1e-6)
