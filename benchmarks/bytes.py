@@ -15,6 +15,7 @@ prints the tables of docs/bytes.md, ``--layer`` measures what rounding adds to t
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import tempfile
@@ -110,10 +111,11 @@ class Bench:
             "macs": [report.before.macs, report.after.macs],
             "top1": self.evaluated(small),
             "formats": {entry.name: entry.label for entry in plan.values()},
-            "nearest": self.evaluated(self.nearest(plan)),
         }
+        exact = self.exact(plan)
+        figures["nearest"] = self.evaluated(self.nearest(plan, copy.deepcopy(exact)))
         if cell.method != "dense":
-            figures["static int8"] = self.static_int8(plan)
+            figures["static int8"] = self.static_int8(exact)
             try:
                 bits_alone = ts.plan(
                     self.model, self.stats, budget=alone(cell.budget), method="dense", data=self.images
@@ -134,11 +136,11 @@ class Bench:
         unrounded = plan.with_([entry.name for entry in plan.compressed], bits="float")
         return ts.compress(self.model, unrounded, self.stats, data=self.images)[0]
 
-    def static_int8(self, plan: Plan) -> dict[str, float]:
+    def static_int8(self, exact: nn.Module) -> dict[str, float]:
         """The same ranks, quantized by ONNX Runtime alone: top-1 and bytes of the file."""
         with tempfile.TemporaryDirectory() as place:
             file = Path(place) / "exact.onnx"
-            ts.export(self.exact(plan), file, self.images[0][:1])
+            ts.export(exact, file, self.images[0][:1])
             target = static_int8(file, torch.cat(self.images)[:INT8_SAMPLES])
             return {"top1": self.evaluated(OnnxModel(target)), "bytes": target.stat().st_size}
 
@@ -174,9 +176,8 @@ class Bench:
                     }
         return figures
 
-    def nearest(self, plan: Plan) -> nn.Module:
-        """The ranks of ``plan`` fitted in sequence, and every weight then rounded to the nearest integer."""
-        small = self.exact(plan)
+    def nearest(self, plan: Plan, small: nn.Module) -> nn.Module:
+        """``small``, the ranks of ``plan``, with every weight rounded to the nearest integer."""
         for entry in plan.compressed:
             for stage in small.get_submodule(entry.name).children():
                 weight = stage.weight

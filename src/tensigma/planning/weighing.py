@@ -1,8 +1,9 @@
 """Which weights share out a budget best: plans tried on samples, without labels.
 
 An effect measured with one small error at a time is a good guide if errors are small, and a poor one if all layers have
-large ones. So a budget is shared out with the effects to the powers 0 (all layers alike), ¼ and ½, each plan is carried
-out layer by layer, and the plan whose model's answers are nearest to the original's is taken.
+large ones. So a budget is shared out with powers of the effects as weights, from 0 (all layers alike) to 1, the plans
+are carried out layer by layer, and the one whose model's answers are nearest to the original's is taken. After 0 and ½
+come higher powers for as long as answers come nearer, or ¼ if they do not.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ from tensigma.solving import Candidate
 
 logger = logging.getLogger(__name__)
 
-#: 0 first: of equally good plans the first is taken.
-POWERS = (0.0, 0.25, 0.5)
+#: Of equally good plans that of the lower power is taken.
+POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+# How many of them are tried as a rule.
+_TRIALS = 3
 # A search tries enough plans already, and those near its end have small errors.
 POWER_OF_SEARCH = 0.5
 # Measuring takes about as long as this many passes over the samples, trying one pass per power. Each takes as many
@@ -56,7 +59,7 @@ class TrialProgress(Progress):
     """A plan with one power of the layers' effects as weights has been tried.
 
     >>> print(TrialProgress(done=2, total=3, power=0.25, divergence=0.0123, seconds=1.0))
-    weights 2 of 3, power 0.25: divergence 0.0123
+    weights 2 of at most 3, power 0.25: divergence 0.0123
     """
 
     title: ClassVar[str] = "planning"
@@ -66,7 +69,7 @@ class TrialProgress(Progress):
     divergence: float
 
     def __str__(self) -> str:
-        return f"weights {self.done} of {self.total}, power {self.power:g}: divergence {self.divergence:.3g}"
+        return f"weights {self.done} of at most {self.total}, power {self.power:g}: divergence {self.divergence:.3g}"
 
 
 class Weigher:
@@ -93,7 +96,7 @@ class Weigher:
     def best_plan(
         self, front: Front, budget: CostBudget | AllOf, *, powers: Sequence[float] = POWERS, progress: Wanted = False
     ) -> Plan:
-        """The plan for ``budget`` whose model diverges least from the original."""
+        """The plan for ``budget`` whose model diverges least from the original, of those that are tried."""
         start = time.perf_counter()
         plans: dict[float, Plan] = {}
         for power in powers:
@@ -101,22 +104,29 @@ class Weigher:
             if plan not in plans.values():
                 plans[power] = plan
         tried: dict[float, float] = {}
-        # With one plan there is nothing to choose.
-        for power in plans if len(plans) > 1 else ():
-            try:
+
+        def divergence(power: float) -> float:
+            if power not in tried:
                 tried[power] = self._divergence(plans[power])
-            except UnlikeAnswers:
-                return plans[powers[0]]
-            self._report(
-                TrialProgress(
-                    done=len(tried),
-                    total=len(plans),
-                    power=power,
-                    divergence=tried[power],
-                    seconds=time.perf_counter() - start,
+                self._report(
+                    TrialProgress(
+                        done=len(tried),
+                        total=len(plans),
+                        power=power,
+                        divergence=tried[power],
+                        seconds=time.perf_counter() - start,
+                    )
                 )
-            )
-        best = min(plans, key=lambda power: tried.get(power, 0.0))
+            return tried[power]
+
+        # With one plan there is nothing to choose.
+        ladder = list(plans)
+        if len(ladder) == 1:
+            return self.noted(plans[ladder[0]], ladder[0], tried)
+        try:
+            best = _lowest(ladder, divergence)
+        except UnlikeAnswers:
+            return plans[ladder[0]]
         return self.noted(plans[best], best, tried)
 
     def _divergence(self, plan: Plan) -> float:
@@ -134,6 +144,24 @@ class Weigher:
                 "effects": {name: _rounded(effect) for name, effect in self.effects.items()},
             }
         )
+
+
+def _lowest(powers: Sequence[float], divergence: Callable[[float], float]) -> float:
+    """The power with the lowest divergence of those tried: the first, the middle one, and those on its better side.
+
+    >>> _lowest(POWERS, lambda power: abs(power - 0.8)), _lowest(POWERS, lambda power: power)
+    (0.75, 0.0)
+    """
+    middle = len(powers) // 2
+    tried = [powers[0], powers[middle]]
+    if divergence(powers[0]) > divergence(powers[middle]):
+        for power in powers[middle + 1 :]:
+            tried.append(power)
+            if divergence(power) >= divergence(tried[-2]):
+                break
+    elif middle > 1:
+        tried.append(powers[middle - 1])
+    return min(sorted(tried), key=divergence)
 
 
 def weigher_for(
@@ -162,7 +190,7 @@ def weigher_for(
         return None
     work = sum(layer.cost(None).macs for layer in layers)
     n_effects = _samples(work * _PASSES, _MOST_EFFECTS)
-    n_trials = _samples(work * len(POWERS), _MOST_TRIALS)
+    n_trials = _samples(work * _TRIALS, _MOST_TRIALS)
     differentiable = has_gradients(model)
     if not differentiable:
         n_effects, n_trials = forward_samples(layers), min(n_trials, _MOST_FORWARD_TRIALS)
