@@ -148,3 +148,28 @@ def test_detectors_are_judged_by_labels_too() -> None:
 def test_answers_of_other_shapes_are_refused() -> None:
     with pytest.raises(InputError, match=r"answers with shape \(3, 4, 3\) and the original with \(3, 4, 3, 3\)"):
         ts.evaluate(Fixed(maps(0)[..., 0]), BATCHES, original=Fixed(maps(0)))
+
+
+class Rows(nn.Module):
+    """Scores with other rows than samples: positions as rows, or as the first axis."""
+
+    def __init__(self, table: Tensor, first: bool) -> None:
+        super().__init__()
+        self.table, self.first = table, first
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.table[x].flatten(2)  # (batch, classes, positions)
+        return scores.permute(2, 1, 0) if self.first else scores.mT.flatten(0, 1)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_rows_that_are_no_samples_have_no_agreement_by_sample_and_no_certificate(first: bool) -> None:
+    own, other = maps(0), maps(1)
+    result = ts.evaluate(Rows(own, first), BATCHES, original=Rows(other, first), answers=ts.Scores())
+    same = (own.argmax(1) == other.argmax(1)).double().mean().item()
+    assert result.samples == 5
+    assert result.position_agreement == result.likeness == pytest.approx(same)
+    assert (result.agreement, result.certificate) == (None, None)
+    assert ts.Evaluation.from_json(result.to_json()) == result
+    whole = ts.evaluate(Rows(own, first), BATCHES, original=Rows(own, first), answers=ts.Scores())
+    assert (whole.position_agreement, whole.certificate) == (1, None)

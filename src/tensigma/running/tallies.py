@@ -10,6 +10,7 @@ from tensigma.errors import InputError
 from tensigma.running.answers import Answers
 from tensigma.running.part_tallies import LikenedTally, NumbersTally, tally_of
 from tensigma.running.part_tally import PartTally
+from tensigma.running.scores_tally import ScoresTally
 
 
 class Tally:
@@ -63,6 +64,11 @@ class Tally:
         if self.main is None:
             return {}
         figures = {**self.main.figures, "likeness": self.likeness}
+        if self.main.samples != self.samples:
+            # Rows that are no samples, such as those of all positions, are not independent of each other.
+            figures["agreement"] = None
+            if isinstance(self.main, ScoresTally):
+                figures["position_agreement"] = self.likeness
         if isinstance(self.main, NumbersTally):
             errors = [part.error for part in self.parts if isinstance(part, NumbersTally) and part.error is not None]
             figures["error"] = max(errors, default=None)
