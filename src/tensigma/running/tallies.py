@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from tensigma.errors import InputError
-from tensigma.running.answers import Answers
+from tensigma.running.answers import Answers, Part
 from tensigma.running.part_tallies import LikenedTally, NumbersTally, tally_of
 from tensigma.running.part_tally import PartTally
 from tensigma.running.scores_tally import ScoresTally
@@ -57,6 +57,16 @@ class Tally:
         rest = [part for part in self.parts if isinstance(part, NumbersTally)]
         shares = [part.likeness for part in (rest if isinstance(self.main, NumbersTally) else [self.main])]
         return min((share for share in shares if share is not None), default=None)
+
+    @property
+    def others(self) -> list[tuple[Part, float | None]]:
+        """Every part that the main figures are not about, and how much it is like the reference's.
+
+        If the first part is numbers, the main figures are about all numbers.
+        """
+        pairs = list(zip(self.answers.parts, self.parts, strict=True))[1:]
+        numbers = isinstance(self.main, NumbersTally)
+        return [(part, tally.likeness) for part, tally in pairs if not (numbers and isinstance(tally, NumbersTally))]
 
     @property
     def figures(self) -> dict[str, float | None]:
