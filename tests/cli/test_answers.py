@@ -18,6 +18,21 @@ def net():
 def embedding():
     return nn.Sequential(*net(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(4))
 
+class Parts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.classifier, self.age = net(), nn.Linear(4, 3), nn.Linear(4, 1)
+
+    def forward(self, x):
+        features = self.body(x).mean((2, 3))
+        return {"age": self.age(features), "species": self.classifier(features)}
+
+def others():
+    return [torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(9, 12)]
+
+def regressor():
+    return nn.Sequential(*net(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1))
+
 def photos():
     return [torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
 """
@@ -47,6 +62,41 @@ def test_a_segmenter(run, run_json, file: str):
     found = run_json("evaluate", *common, "--compressed", "small", "--answers", "numbers")
     assert (found["measure"], found["agreement"], found["certificate"]) == ("closeness", None, None)
     assert 0 < found["error"] < 1
+
+
+@pytest.mark.slow
+def test_several_parts(run, file: str):
+    model, data = f"{file}:Parts", ("--data", f"{file}:photos", "--eval-data", f"{file}:others")
+    shown = run("compress", model, *data, "--budget", "params=0.6", "--out", "small")
+    output = " ".join(shown.output.split())
+    for words in ("compared: species: scores of 3 classes along axis 1; age: numbers", "age: closeness"):
+        assert words in output
+    assert "agrees with the original (in the part 'species' alone) on at least" in output
+    page = " ".join(Path("small/report.html").read_text(encoding="utf-8").split())
+    for words in (
+        "<h3>Closeness</h3>",
+        "of the part &#39;age&#39;, by the original",
+        "in the part &#39;species&#39; alone: at",
+    ):
+        assert words in page
+    eight = run("quantize", "small", "--data", f"{file}:photos", "--out", "8.onnx", "--original", model, "--rounds", 1)
+    assert "age: closeness" in eight.output
+
+
+@pytest.mark.slow
+def test_a_regressor(run, file: str):
+    common = (f"{file}:regressor", "--data", f"{file}:photos")
+    shown = run("compress", *common, "--budget", "params=0.6", "--out", "small")
+    assert "relative error" in shown.output
+    page = Path("small/report.html").read_text(encoding="utf-8")
+    for words in ("Relative error", "numbers of shape (1,)", "closeness of"):
+        assert words in page
+    assert "exact binomial" not in page
+    made = ("small", "--data", f"{file}:photos", "--original", f"{file}:regressor")
+    tuned = run("finetune", *made, "--teacher", "--epochs", 1, "--learning-rates", 1e-4, "--out", "tuned")
+    assert "closeness" in tuned.output
+    eight = run("quantize", *made, "--out", "8.onnx", "--rounds", 1)
+    assert "relative error" in eight.output
 
 
 def test_what_cannot_be_guessed_is_asked_for(run, file: str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 import tensigma as ts
 from support_detectors import faster_rcnn, photographs, ssdlite
-from tensigma.errors import CalibrationWarning
+from tensigma.errors import CalibrationWarning, TensigmaError
 from tensigma.zoo.torchvision_operators import nms, roi_align
 
 pytestmark = pytest.mark.slow
@@ -109,6 +110,20 @@ def test_training_by_the_losses_of_the_model() -> None:
     assert history.start.validation_loss is not None
     assert history.best.validation_loss is not None
     assert history.best.validation_loss < history.start.validation_loss
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch-export"])
+def test_the_backbone_is_exported_and_the_whole_says_so(format: Any, tmp_path: Path) -> None:
+    model, data = ssdlite(), photographs()
+    for example in (data[0], torch.rand(2, 3, 32, 32)):
+        with pytest.raises(TensigmaError, match=r"export .* such as model\.backbone.*ts\.save") as refused:
+            ts.export(model, tmp_path / "whole", example, format=format)
+        assert "dynamic_batch" not in str(refused.value)
+    small, _ = ts.compress(model, data, budget=ts.Params(0.8), answers=BOXES)
+    assert isinstance(small.backbone, nn.Module)
+    exported = ts.export(small.backbone, tmp_path / "backbone", torch.rand(2, 3, 32, 32), format=format)
+    assert exported.batches == (1, 3, 5)
+    assert not (tmp_path / "whole").exists()
 
 
 def naive_nms(boxes: list[list[float]], scores: list[float], iou: float) -> list[int]:

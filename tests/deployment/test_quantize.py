@@ -198,6 +198,63 @@ def test_models_with_several_outputs(keys: tuple[str, ...] | None, name: str, pr
     assert found.after.top1 > 0.8
 
 
+class Inputs(nn.Module):
+    """An image, facts about it, and the number of a place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.see = nn.Sequential(nn.Conv2d(3, 12, 3), nn.ReLU(), nn.Conv2d(12, 12, 3), nn.ReLU())
+        self.read, self.place, self.head = nn.Linear(4, 12), nn.Embedding(5, 12), nn.Linear(12, 6)
+
+    def forward(self, image: Tensor, facts: Tensor, place: Tensor) -> Tensor:
+        return self.head(self.see(image).mean((2, 3)) + self.read(facts) + self.place(place))
+
+
+@pytest.mark.parametrize("key", ["**", "*", ("place", "image", "facts")], ids=str)
+@pytest.mark.parametrize(("name", "precision"), [("int8.onnx", "int8"), ("half.onnx", "fp16"), ("half", "fp16")])
+def test_models_with_several_inputs(key: Any, name: str, precision: Any, tmp_path: Path):
+    torch.manual_seed(0)
+    model = Inputs().eval()
+    shapes = {"image": (8, 3, 8, 8), "facts": (8, 4)}
+    named = [
+        {**{what: torch.randn(shape) for what, shape in shapes.items()}, "place": torch.randint(0, 5, (8,))}
+        for _ in range(3)
+    ]
+    data = [tuple(batch.values()) for batch in named] if key == "*" else named
+    small, _ = ts.compress(model, data, budget=ts.Params(0.7), input=key, answers=ts.Scores())
+    found = ts.quantize(small, tmp_path / name, data, original=model, precision=precision, input=key, rounds=1)
+    assert 0 < found.error < 0.2
+    assert found.before.agreement is not None
+    assert found.after.agreement is not None
+    assert abs(found.after.agreement - found.before.agreement) < 0.2
+    if found.form == "onnx":
+        assert OnnxModel(found.path).inputs == ("image", "facts", "place")
+
+
+class Finder(nn.Module):
+    """Boxes where an image is bright; how many depends on the last digits of a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 1, bias=False)
+        nn.init.constant_(self.conv.weight, 1.0004)
+
+    def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
+        bright = [self.conv(image[None]).flatten() for image in images]
+        chosen = [scores[scores > 1.0002] for scores in bright]
+        return [{"boxes": torch.tensor([[0.0, 0.0, 2.0, 2.0]]).expand(len(s), 4), "scores": s} for s in chosen]
+
+
+def test_detectors_are_stored_in_half_precision(tmp_path: Path):
+    data = [([torch.tensor([[[1.0, 2.0, 3.0]]])],), ([torch.tensor([[[0.0, 3.0, 4.0]]])],)]
+    found = ts.quantize(Finder(), tmp_path / "half", data, precision="fp16")
+    # One box less is found; the error is that of the outputs of the last layer.
+    assert found.error == pytest.approx(4e-4, rel=0.1)
+    assert found.after.precision is not None
+    with pytest.raises(InputError, match=r"inputs are tensors become ONNX files.*precision='fp16' and a folder"):
+        ts.quantize(Finder(), tmp_path / "a.onnx", data)
+
+
 def test_fp16_archive_comes_back(small: nn.Module, original: nn.Module, tmp_path: Path):
     found = ts.quantize(small, tmp_path / "half", batches(), precision="fp16", original=original)
     assert found.form == "archive"

@@ -92,7 +92,22 @@ class Config:
     num_labels: int
 
 
+class EmbeddingNet(Named):
+    """By its own name, what its last layer gives are no classes, whatever that is called."""
+
+
+class SiameseEncoder(Named):
+    pass
+
+
+class EncoderClassifier(Named):
+    pass
+
+
 ASSUMED = [
+    pytest.param(lambda: EmbeddingNet("fc", nn.Linear(6, 5)), "fc", id="name-of-the-model"),
+    pytest.param(lambda: SiameseEncoder("head", nn.Linear(6, 5)), "head", id="another-name-of-the-model"),
+    pytest.param(lambda: nn.Sequential(EmbeddingNet("fc", nn.Linear(6, 5))), "0.fc", id="name-of-a-part"),
     pytest.param(lambda: Body(*POOL, nn.Linear(6, 5)), "after.2", id="sequential"),
     pytest.param(lambda: Body(*POOL, nn.Linear(6, 5), nn.Sigmoid()), "after.2", id="sigmoid"),
     pytest.param(lambda: Named("linear", nn.Linear(6, 5)), "linear", id="a-name-that-says-nothing"),
@@ -130,6 +145,8 @@ def test_scores_that_nothing_but_a_width_speaks_for_are_not_assumed_in_silence(b
         pytest.param(lambda: Named("class_head", nn.Linear(6, 5)), id="head"),
         pytest.param(lambda: Named("classifier", nn.Conv2d(6, 5, 1)), id="segmenter"),
         pytest.param(lambda: Named("last", nn.Linear(6, 5), num_classes=5), id="number-of-classes"),
+        pytest.param(lambda: EmbeddingNet("fc", nn.Linear(6, 5), num_classes=5), id="number-and-name"),
+        pytest.param(lambda: EncoderClassifier("fc", nn.Linear(6, 5)), id="encoder-of-a-classifier"),
         pytest.param(lambda: Named("last", nn.Linear(6, 5), config=Config(num_labels=5)), id="configuration"),
         pytest.param(lambda: Body(*POOL, nn.Linear(6, 5), nn.Softmax(1)), id="softmax"),
         pytest.param(lambda: Body(*POOL, nn.Linear(6, 5), nn.LogSoftmax(1)), id="log-softmax"),
@@ -229,6 +246,29 @@ def test_scores_are_found_in_every_nesting(form: Any, path: str) -> None:
     result = ts.evaluate(model, [X], original=model)
     assert (result.agreement, result.likeness, result.measure) == (1.0, 1.0, "agreement")
     assert f"compared: {answers}" in str(result)
+
+
+def test_a_list_with_a_tensor_for_each_sample_is_asked_for() -> None:
+    # Parts are told apart by their path: of such a list only the first sample would be compared.
+    model = Returns(lambda f, s: list(s[:, None].expand(-1, 3, -1)))
+    with pytest.raises(
+        InputError, match="a list with a tensor for each sample; say how two of them are compared, with a"
+    ):
+        reading(model)
+    assert not reading(model, ask=False).assumed
+
+    def same(one: list[Tensor], other: list[Tensor]) -> Tensor:
+        pairs = zip(one, other, strict=True)
+        return torch.stack([(a.argmax(1) == b.argmax(1)).double().mean() for a, b in pairs])
+
+    assert ts.evaluate(model, [X, X[:3]], original=model, answers=same).likeness == 1
+    # A list with as many parts as there are samples is something else.
+    assert len(reading(Returns(lambda f, s: [s, s, s, s])).parts) == 4
+
+
+def test_an_unclear_part_is_named() -> None:
+    with pytest.raises(InputError, match="the part 'age' of each answer is 6 numbers, which may be class scores or an"):
+        reading(Returns(lambda f, s: {"age": f}))
 
 
 def test_parts_can_be_named() -> None:

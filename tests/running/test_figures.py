@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import tensigma as ts
-from tensigma.errors import InputError
+from tensigma.errors import InputError, StoreError
 
 
 class Fixed(nn.Module):
@@ -148,3 +148,69 @@ def test_detectors_are_judged_by_labels_too() -> None:
 def test_answers_of_other_shapes_are_refused() -> None:
     with pytest.raises(InputError, match=r"answers with shape \(3, 4, 3\) and the original with \(3, 4, 3, 3\)"):
         ts.evaluate(Fixed(maps(0)[..., 0]), BATCHES, original=Fixed(maps(0)))
+
+
+class Rows(nn.Module):
+    """Scores with other rows than samples: positions as rows, or as the first axis."""
+
+    def __init__(self, table: Tensor, first: bool) -> None:
+        super().__init__()
+        self.table, self.first = table, first
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.table[x].flatten(2)  # (batch, classes, positions)
+        return scores.permute(2, 1, 0) if self.first else scores.mT.flatten(0, 1)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_rows_that_are_no_samples_have_no_agreement_by_sample_and_no_certificate(first: bool) -> None:
+    own, other = maps(0), maps(1)
+    result = ts.evaluate(Rows(own, first), BATCHES, original=Rows(other, first), answers=ts.Scores())
+    same = (own.argmax(1) == other.argmax(1)).double().mean().item()
+    assert result.samples == 5
+    assert result.position_agreement == result.likeness == pytest.approx(same)
+    assert (result.agreement, result.certificate) == (None, None)
+    assert ts.Evaluation.from_json(result.to_json()) == result
+    whole = ts.evaluate(Rows(own, first), BATCHES, original=Rows(own, first), answers=ts.Scores())
+    assert (whole.position_agreement, whole.certificate) == (1, None)
+
+
+class Parts(nn.Module):
+    """Two kinds of scores and a number for each sample."""
+
+    def __init__(self, tables: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.tables = tables
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {name: table[x] for name, table in self.tables.items()}
+
+
+def test_every_part_has_a_figure_and_the_certificate_names_its_own() -> None:
+    main, side, age = torch.eye(5), torch.eye(5), torch.ones(5, 1)
+    wrong = side[[0, 1, 2, 4, 3]]
+    kinds = {"species": ts.Scores(), "pose": ts.Scores(), "age": ts.Numbers()}
+    tables = [{"species": main, "pose": pose, "age": age * scale} for pose, scale in ((wrong, 1.1), (side, 1.0))]
+    models = [Parts(table) for table in tables]
+    result = ts.evaluate(models[0], BATCHES, original=models[1], answers=kinds)
+    assert (result.agreement, result.part) == (1.0, "species")
+    assert [(each.path, each.measure) for each in result.others] == [("pose", "agreement"), ("age", "closeness")]
+    assert [each.likeness for each in result.others] == pytest.approx([0.6, 0.9])
+    # Of the other parts nothing is promised.
+    assert "agrees with the original (in the part 'species' alone) on at least" in str(result.certificate)
+    rows = [" ".join(line.split()) for line in str(result).splitlines()]
+    assert {"pose: agreement 100.00 % 60.00 %", "age: closeness 100.00 % 90.00 %"} <= set(rows)
+    assert ts.Evaluation.from_json(result.to_json()) == result
+    older = {key: value for key, value in result.to_json().items() if key not in ("part", "others")}
+    assert ts.Evaluation.from_json(older).others == ()
+    with pytest.raises(StoreError, match="the evaluation is damaged"):
+        ts.Evaluation.from_json({**result.to_json(), "others": [{"path": "age"}]})
+    alone = ts.evaluate(models[0], BATCHES, original=models[1], answers={"pose": ts.Scores()})
+    assert (alone.agreement, alone.others) == (0.6, ())
+    assert "alone" not in str(alone.certificate)
+
+
+def test_the_error_of_several_numbers_is_that_of_all() -> None:
+    models = [Parts({"one": torch.ones(5, 1), "other": scale * torch.ones(5, 2)}) for scale in (1.2, 1.0)]
+    result = ts.evaluate(models[0], BATCHES, original=models[1], answers=ts.Numbers())
+    assert (result.error, result.others) == (pytest.approx(0.2), ())

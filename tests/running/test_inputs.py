@@ -77,8 +77,11 @@ def test_several_inputs_from_calibration_to_evaluation(tmp_path: Path) -> None:
     assert history.answers == result.answers
     half = ts.quantize(small, tmp_path / "half", data, precision="fp16", original=model, input=key, latency=False)
     assert half.after.agreement == pytest.approx(half.before.agreement, abs=0.05)
-    with pytest.raises(InputError, match="only models with one tensor as their input become ONNX files"):
-        ts.quantize(small, tmp_path / "small.onnx", data, input=key)
+    eight = ts.quantize(small, tmp_path / "small.onnx", data, original=model, input=key, latency=False)
+    assert eight.after.agreement == pytest.approx(eight.before.agreement, abs=0.1)
+    scaled = [{**batch, "scale": 1.0} for batch in data]
+    with pytest.raises(InputError, match=r"only models whose inputs are tensors become ONNX files; .*; scale: float"):
+        ts.quantize(small, tmp_path / "small.onnx", scaled, input=(*key, "scale"))
 
 
 def test_arguments_that_are_no_samples_belong_to_all() -> None:

@@ -188,6 +188,7 @@ def _quality(evaluation: ts.Evaluation) -> list[list[str]]:
         # Rounded down, or the table would claim more than the bound.
         bound = math.floor(10_000 * certificate.bound) / 10_000
         rows.append(["at least", "", percent(bound), f"with {100 * certificate.confidence:g} % confidence"])
+    rows += [[other.title, "", percent(other.likeness), ""] for other in evaluation.others]
     old_latency = None if original is None else original.latency
     rows.append(
         ["latency", milliseconds(old_latency), milliseconds(evaluation.latency), ts.report.speed(evaluation.speedup)]
@@ -212,6 +213,9 @@ def quantization_table(quantized: ts.Quantized, name: str) -> Columns:
     for key, title in ts.evaluation.SHARES.items():
         values = [getattr(stage, key) for stage in stages]
         rows.append([title, *map(ts.report.percent, values), _points(values[-2], values[-1])])
+    for figures in zip(*(stage.others for stage in stages), strict=True):
+        values = [figure.likeness for figure in figures]
+        rows.append([figures[0].title, *map(ts.report.percent, values), _points(values[-2], values[-1])])
     rows.append(["latency", *(ts.report.milliseconds(stage.latency) for stage in stages), faster])
     header = ["", *([] if original is None else [">original"]), ">FP32", f">{name}", ">"]
     return Columns(header, [row for row in rows if row[-2] != "–"])

@@ -22,11 +22,15 @@ def call_of(model: nn.Module, inputs: Inputs) -> Several:
     Traceback (most recent call last):
     ...
     tensigma.errors.InputError: only models whose inputs are tensors can be exported; the example is 2 images, the \
-first of shape (3, 4, 4), float32
+first of shape (3, 4, 4), float32. Of a detector, export the part that takes one tensor, such as model.backbone, or \
+write an archive with ts.save
     """
     call = inputs if isinstance(inputs, Several) else Several((inputs,))
     if not all(isinstance(value, Tensor) for value in call.values):
-        raise InputError(f"only models whose inputs are tensors can be exported; the example is {shape_of(inputs)}")
+        raise InputError(
+            f"only models whose inputs are tensors can be exported; the example is {shape_of(inputs)}. Of a detector, "
+            "export the part that takes one tensor, such as model.backbone, or write an archive with ts.save"
+        )
     # Exporters number named inputs as they come, and a file would have them in another order than its names.
     order = [name for name in inspect.signature(model.forward).parameters if name in call.kwargs]
     named = {name: call.kwargs[name] for name in dict.fromkeys([*order, *call.kwargs])}

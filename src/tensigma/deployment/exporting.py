@@ -344,6 +344,11 @@ def _reason(error: Exception, dynamic_batch: bool) -> str:
         cause = cause.__cause__
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     text = f"{type(cause).__name__}: {lines[0] if lines else 'no reason given'}"
+    if "data-dependent" in text:
+        return (
+            f"{text}. A size in the model depends on values, as the number of boxes of a detector does; export the "
+            "part before that, such as model.backbone, or write an archive with ts.save"
+        )
     if dynamic_batch:
         text += "; dynamic_batch=False may help if the model depends on the batch size"
     return text

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tensigma.deployment.qdq import prepare, write_qdq
 from tensigma.deployment.ranges import RangeRule, histograms_of, ranges_by
 from tensigma.graphs import FewBits, OnnxModel
-from tensigma.running import Batch, borrowed, leaves, run
+from tensigma.running import Answers, Batch, Inputs, borrowed, call, leaves, run, split, taken
 
 # All tensors of a model are held for so many samples at a time.
 _SAMPLES_AT_ONCE = 8
@@ -37,7 +37,7 @@ class Int8File:
 def write_int8(
     sources: Sequence[Path],
     target: Path,
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Inputs],
     *,
     rules: Sequence[RangeRule],
     reduce_range: bool,
@@ -56,7 +56,7 @@ def write_int8(
         original = OnnxModel(source, fixed=fixed)
         proto = prepare(source, target.parent)
         size = original.batch_size or _SAMPLES_AT_ONCE
-        feeds = (feed for x in inputs for part in x.split(size) for feed in original.feeds(part))
+        feeds = (feed for x in inputs for part in split(x, size) for feed in call(original.feeds, part))
         histograms = histograms_of(proto, feeds)
         tried = []
         for rule in rules:
@@ -77,10 +77,11 @@ def write_int8(
     return best
 
 
-def _first(inputs: Sequence[Tensor], most: int) -> list[Tensor]:
-    chosen, left = [], most
+def _first(inputs: Sequence[Inputs], most: int) -> list[Inputs]:
+    chosen: list[Inputs] = []
+    left = most
     for x in inputs:
-        chosen.append(x[:left])
+        chosen.append(taken(x, slice(left)))
         left -= len(chosen[-1])
         if not left:
             break
@@ -88,13 +89,20 @@ def _first(inputs: Sequence[Tensor], most: int) -> list[Tensor]:
 
 
 @torch.inference_mode()
-def relative_error(before: nn.Module, after: nn.Module, inputs: Sequence[Any]) -> float:
-    """Relative error of the output of ``after``, √(Σ|Δy|² ÷ Σ|y|²); of several outputs, the worst."""
+def relative_error(before: nn.Module, after: nn.Module, inputs: Sequence[Any], reading: Answers | None = None) -> float:
+    """Relative error of the output of ``after``, √(Σ|Δy|² ÷ Σ|y|²); of several outputs, the worst.
+
+    ``reading``, if given, tells which outputs of layers stand in for boxes: two models find different numbers of them.
+    """
     error_energy: dict[int, float] = defaultdict(float)
     energy: dict[int, float] = defaultdict(float)
     with borrowed(before), borrowed(after):
         for number, x in enumerate(inputs):
-            outputs = (leaves(run(model, Batch(number, x, None))).values() for model in (before, after))
+            batch = Batch(number, x, None)
+            if reading is not None and reading.raw:
+                outputs = [reading.run(model, batch)[1] for model in (before, after)]
+            else:
+                outputs = [list(leaves(run(model, batch)).values()) for model in (before, after)]
             for index, pair in enumerate(zip(*outputs, strict=True)):
                 expected, actual = (tensor.double().cpu() for tensor in pair)
                 error_energy[index] += float((expected - actual).square().sum())

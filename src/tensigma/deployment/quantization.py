@@ -30,12 +30,14 @@ from tensigma.running import (
     Batch,
     Batches,
     Key,
+    Several,
     Wanted,
     Wish,
     borrowed,
     copied,
     first_answers,
     mapped,
+    shape_of,
     taken,
 )
 
@@ -109,8 +111,8 @@ def quantize(
     """Write ``model`` to ``path`` in fewer bits, and measure what that saves and costs.
 
     Args:
-        model: Any model with one tensor as its input, compressed or not. It stays as it is. An archive is written of
-            models with other inputs too.
+        model: Any model whose inputs are tensors, compressed or not. It stays as it is. An archive is written of
+            models with other inputs too, such as lists of images.
         path: ``int8`` gives an ONNX file. ``fp16`` gives one if the name ends with ``.onnx``, otherwise a folder for
             :func:`tensigma.load`.
         batches: Inputs as :func:`tensigma.calibrate` takes them. Labels are not used for quantization.
@@ -151,9 +153,11 @@ def quantize(
             onnx_module(name)
     samples = _first_samples(batches, input, max_samples)
     inputs = [x for x, _ in samples]
-    if form == "onnx" and not isinstance(inputs[0], Tensor):
+    values = inputs[0].values if isinstance(inputs[0], Several) else [inputs[0]]
+    if form == "onnx" and not all(isinstance(value, Tensor) for value in values):
         raise InputError(
-            "only models with one tensor as their input become ONNX files; for others use {precision} and a folder",
+            f"only models whose inputs are tensors become ONNX files; the input is {shape_of(inputs[0])}. Quantize a "
+            "part that takes tensors, such as the backbone of a detector, or use {precision} and a folder",
             parameters=("precision='fp16'",),
         )
     reduced = precision == "int8" and (needs_reduced_range() if reduce_range is None else reduce_range)
@@ -203,7 +207,7 @@ def quantize(
             answers=reading,
             progress=progress,
         )
-        error = relative_error(models["before"], models["after"], inputs)
+        error = relative_error(models["before"], models["after"], inputs, reading if form == "archive" else None)
         if form == "archive":
             save(half, target, force=force)
         else:

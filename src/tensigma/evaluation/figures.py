@@ -16,7 +16,7 @@ from tensigma.errors import StoreError
 from tensigma.evaluation.certificate import Certificate, check_confidence
 from tensigma.evaluation.latency import Timing, measure_latency
 from tensigma.evaluation.size import Size, size_of
-from tensigma.files import anything, integer, mapping, number, optional, record, text
+from tensigma.files import anything, integer, mapping, number, optional, record, sequence, text
 from tensigma.running import (
     Answers,
     Batch,
@@ -68,6 +68,8 @@ _FIGURES = record(
         "likeness": optional(number()),
         **dict.fromkeys(("position_agreement", "iou", "label_iou", "precision", "label_precision"), _SHARE),
         "error": optional(number(0)),
+        "part": text(),
+        "others": sequence(record({"path": text(), "measure": text(), "likeness": _SHARE})),
     },
     others=anything,
 )
@@ -102,6 +104,25 @@ class EvaluationProgress(Progress):
     def __str__(self) -> str:
         total = "" if self.total is None else f" of {self.total}"
         return f"batch {self.done}{total}, {samples_per_second(self.samples, self.seconds)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartFigure:
+    """How much one part of the answers, other than the main one, is like the original's."""
+
+    path: str
+    #: What :attr:`likeness` is, as in :class:`Evaluation`.
+    measure: str
+    likeness: float | None
+
+    @property
+    def title(self) -> str:
+        """The figure in words.
+
+        >>> PartFigure(path="age", measure="closeness", likeness=0.9).title
+        'age: closeness'
+        """
+        return f"{self.path}: {self.measure}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +174,9 @@ class Evaluation:
     label_precision: float | None = None
     #: Relative error of numbers, √(Σ|Δy|² ÷ Σ|y|²); of several outputs the largest.
     error: float | None = None
+    #: Of answers with several parts, the one that all figures above are about, and the figures of the others.
+    part: str = ""
+    others: tuple[PartFigure, ...] = ()
 
     @property
     def rate(self) -> float | None:
@@ -178,6 +202,7 @@ class Evaluation:
         plain["latency"] = None if self.latency is None else asdict(self.latency)
         plain["original"] = None if self.original is None else self.original.to_json()
         plain["certificate"] = None if self.certificate is None else self.certificate.to_json()
+        plain["others"] = [asdict(other) for other in self.others]
         return {"format": FORMAT, "version": VERSION, "rate": self.rate, "speedup": self.speedup, **plain}
 
     @classmethod
@@ -198,6 +223,7 @@ class Evaluation:
             values["size"] = Size(**values["size"])
             values["latency"] = values["latency"] and Timing(**values["latency"])
             values["original"] = values["original"] and cls.from_json(values["original"])
+            values["others"] = tuple(PartFigure(**other) for other in values["others"])
             certified = data.get("certificate")
             return cls(**values, certificate=certified and Certificate.from_json(certified))
         except (KeyError, TypeError) as error:
@@ -208,6 +234,10 @@ class Evaluation:
         header = ["", *(["model"] if self.original is None else ["original", "model"])]
         rows = [
             *([title, *(_percent(getattr(column, name)) for column in columns)] for name, title in SHARES.items()),
+            *(
+                [figures[0].title, *(_percent(each.likeness) for each in figures)]
+                for figures in zip(*(column.others for column in columns), strict=False)
+            ),
             ["parameters", *(count(column.size.params) for column in columns)],
             ["MACs", *(count(column.size.macs) for column in columns)],
             ["bytes", *(count(column.size.bytes) for column in columns)],
@@ -349,7 +379,12 @@ def _read(model: nn.Module, batch: Batch, answers: Wish | Answers, *, ask: bool)
 
 
 def _meaning(result: Evaluation, answers: Wish) -> str:
-    """What an agreement is, if not the same class for the whole sample."""
+    """What an agreement is, if not the same class for the whole sample, and of which part of the answer."""
+    alone = f"in the part {result.part!r} alone" if result.others else ""
+    return ", ".join(filter(None, [_agreeing(result, answers), alone]))
+
+
+def _agreeing(result: Evaluation, answers: Wish) -> str:
     if result.precision is not None or result.measure == Boxes.measure:
         return "the same objects"
     if result.position_agreement is None:
@@ -371,12 +406,15 @@ def _figures(name: str, tally: Tally, size: Size, latency: Timing | None) -> Eva
         )
     figures: dict[str, Any] = {"top1": None, "top5": None, "agreement": None, **tally.figures}
     compared = any(figure is not None for figure in figures.values())
+    others = [PartFigure(path=part.path, measure=part.kind.measure, likeness=share) for part, share in tally.others]
     return Evaluation(
         samples=tally.samples,
         size=size,
         latency=latency,
         answers=str(tally.answers) if compared else "",
         measure=tally.answers.measure if compared else "",
+        part=tally.answers.parts[0].path if others else "",
+        others=tuple(others),
         **figures,
     )
 

@@ -66,6 +66,11 @@ def headline(report: Report, evaluation: Evaluation | None) -> list[Card]:
         share = getattr(evaluation, key)
         if share is not None:
             shown.append(Card(name=name, before="", after=numbers.percent(share), change=words))
+    for other in evaluation.others:
+        if other.likeness is not None:
+            words = f"of the part {other.path!r}, by the original"
+            measure, share = other.measure.capitalize(), numbers.percent(other.likeness)
+            shown.append(Card(name=measure, before="", after=share, change=words))
     if evaluation.latency is not None:
         old_time = None if first is None else first.latency
         ratio = ", ".join(filter(None, [numbers.speed(evaluation.speedup), "one thread"]))
@@ -89,7 +94,8 @@ def certificate(report: Report, evaluation: Evaluation | None) -> Certificate | 
 def _promise(certified: Certificate) -> str:
     # Rounded down, so that the text never claims more than the bound.
     share = int(1000 * certified.bound) / 10
-    return f"at least {share:.1f} % of inputs like these, with {100 * certified.confidence:g} % confidence"
+    promise = f"at least {share:.1f} % of inputs like these, with {100 * certified.confidence:g} % confidence"
+    return f"{certified.meaning}: {promise}" if certified.meaning else promise
 
 
 def _size(name: str, before: int, after: int, unit: str = "") -> Card:

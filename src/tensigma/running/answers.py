@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tensigma.errors import AnswersWarning, InputError
 from tensigma.running.batches import Batch
 from tensigma.running.borrowing import run
-from tensigma.running.guessing import boxes_in, first_path, floats_in, guess, is_told
+from tensigma.running.guessing import boxes_in, first_path, floats_in, guess, is_by_sample, is_told
 from tensigma.running.heads import Head, last_layers, raw_outputs, watched
 from tensigma.running.inputs import mapped
 from tensigma.running.kinds import Boxes, Kind, Likened, LikenessFunction, Numbers, Scores, Smooth
@@ -164,6 +164,12 @@ def _guessed(output: Any, batch: Batch, head: Head, *, ask: bool) -> tuple[Part,
     found = [path for path, kind in kinds.items() if isinstance(kind, Scores)]
     scores = sorted(found, key=lambda path: path != first_path(found))
     unclear = next((path for path, kind in kinds.items() if kind is None), None)
+    if ask and is_by_sample(output, len(batch)):
+        raise UnknownAnswers(
+            "the model returns a list with a tensor for each sample; say how two of them are compared, with {answers}, "
+            "a function of both",
+            parameters=("answers",),
+        )
     if ask and not kinds:
         raise UnknownAnswers(
             f"the model returns a {type(output).__name__} without real numbers; say how two outputs are compared, with "
@@ -171,8 +177,9 @@ def _guessed(output: Any, batch: Batch, head: Head, *, ask: bool) -> tuple[Part,
             parameters=("answers",),
         )
     if ask and not scores and unclear is not None:
+        where = f"the part {unclear!r} of each answer" if unclear else "each answer"
         raise UnknownAnswers(
-            f"each answer is {tensors[unclear].shape[1]:,} numbers, which may be class scores or an embedding; say "
+            f"{where} is {tensors[unclear].shape[1]:,} numbers, which may be class scores or an embedding; say "
             "which with {answers}, Scores() or Numbers()",
             parameters=("answers",),
         )

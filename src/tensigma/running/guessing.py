@@ -41,6 +41,19 @@ def boxes_in(output: Any, kind: Boxes) -> list[str]:
     return [str(key) for key, part in items_of(output) or () if kind.fits(part)]
 
 
+def is_by_sample(output: Any, n_samples: int) -> bool:
+    """Whether this is a list with a tensor for each sample, as for images of different sizes.
+
+    >>> import torch
+    >>> is_by_sample([torch.ones(5, 7), torch.ones(5, 9)], 2), is_by_sample([torch.ones(2, 7), torch.ones(2, 9)], 2)
+    (True, False)
+    """
+    if not isinstance(output, list) or len(output) != n_samples:
+        return False
+    # With a row for each sample they would be parts of the answer.
+    return all(isinstance(item, Tensor) and item.dim() > 0 and len(item) != n_samples for item in output)
+
+
 def guess(path: str, tensor: Tensor, batch: Batch, head: Head, labels: Any = None) -> Kind | None:
     """What one tensor of an answer means; None if it may be class scores or an embedding.
 

@@ -16,6 +16,9 @@ from tensigma.layers import TARGETS
 #: Words in the name of a layer, as people name the last layer of a classifier or of what gives an embedding.
 _OF_CLASSES = {"fc", "cls", "classifier", "classification", "class", "classes", "head", "heads", "logit", "logits"}
 _OF_EMBEDDINGS = {"embed", "embedding", "embeddings", "proj", "projection", "projector", "feature", "features"}
+#: Words in the name of a class, as people name what gives an embedding, and those by which it does something else.
+_EMBEDDING_CLASSES = _OF_EMBEDDINGS | {"embedder", "encoder", "siamese", "triplet"}
+_OTHER_CLASSES = {"classifier", "classification", "decoder", "segmenter", "segmentation"}
 #: Attributes in which libraries keep the number of classes.
 _CLASS_COUNTS = ("num_classes", "n_classes", "num_labels")
 
@@ -70,7 +73,8 @@ def watched(model: nn.Module) -> Iterator[Head]:
             elif "norm" in type(module).__name__.lower() and not any(module.children()):
                 stack.callback(module.register_forward_hook(norm).remove)
         yield head
-    head.classifies = names_classes(head.name) or _counts_classes(model, head.width)
+    named = names_classes(head.name) and not _is_embedding(model, head.name)
+    head.classifies = named or _counts_classes(model, head.width)
 
 
 def names_classes(name: str) -> bool:
@@ -82,12 +86,24 @@ def names_classes(name: str) -> bool:
     [False, False, False, False]
     """
     for part in reversed(name.split(".")):
-        words = {word.lower() for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", part)}
+        words = _words(part)
         if words & _OF_EMBEDDINGS:
             return False
         if words & _OF_CLASSES:
             return True
     return False
+
+
+def _words(name: str) -> set[str]:
+    return {word.lower() for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", name)}
+
+
+def _is_embedding(model: nn.Module, name: str) -> bool:
+    """Whether the class of the model, or of a part around the layer of this name, is called like an embedding."""
+    around = name.split(".")[:-1]
+    parts = [model.get_submodule(".".join(around[:depth])) for depth in range(len(around) + 1)]
+    words = [_words(type(part).__name__) for part in parts]
+    return any(each & _EMBEDDING_CLASSES and not each & _OTHER_CLASSES for each in words)
 
 
 def _counts_classes(model: nn.Module, width: int) -> bool:

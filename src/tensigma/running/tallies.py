@@ -7,9 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from tensigma.errors import InputError
-from tensigma.running.answers import Answers
+from tensigma.running.answers import Answers, Part
 from tensigma.running.part_tallies import LikenedTally, NumbersTally, tally_of
 from tensigma.running.part_tally import PartTally
+from tensigma.running.scores_tally import ScoresTally
 
 
 class Tally:
@@ -58,11 +59,26 @@ class Tally:
         return min((share for share in shares if share is not None), default=None)
 
     @property
+    def others(self) -> list[tuple[Part, float | None]]:
+        """Every part that the main figures are not about, and how much it is like the reference's.
+
+        If the first part is numbers, the main figures are about all numbers.
+        """
+        pairs = list(zip(self.answers.parts, self.parts, strict=True))[1:]
+        numbers = isinstance(self.main, NumbersTally)
+        return [(part, tally.likeness) for part, tally in pairs if not (numbers and isinstance(tally, NumbersTally))]
+
+    @property
     def figures(self) -> dict[str, float | None]:
         """The figures of the first part, and the largest relative error if there are only numbers."""
         if self.main is None:
             return {}
         figures = {**self.main.figures, "likeness": self.likeness}
+        if self.main.samples != self.samples:
+            # Rows that are no samples, such as those of all positions, are not independent of each other.
+            figures["agreement"] = None
+            if isinstance(self.main, ScoresTally):
+                figures["position_agreement"] = self.likeness
         if isinstance(self.main, NumbersTally):
             errors = [part.error for part in self.parts if isinstance(part, NumbersTally) and part.error is not None]
             figures["error"] = max(errors, default=None)
