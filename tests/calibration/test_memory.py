@@ -48,6 +48,12 @@ def test_less_memory_never_means_fewer_passes():
     assert counts[-1] == 1
 
 
+def test_results_of_double_precision_take_twice_as_much():
+    for layer, rows in ((nn.Conv2d(8, 4, 3), None), (nn.Linear(4096, 2), 100)):
+        single = estimate_memory({"layer": layer}, max_samples=rows).results["layer"]
+        assert estimate_memory({"layer": layer.double()}, max_samples=rows).results["layer"] == 2 * single
+
+
 def test_a_layer_that_cannot_fit_is_named():
     targets = {"small": nn.Linear(4, 4), "large": nn.Conv2d(512, 8, 3)}
     with pytest.raises(InputError, match="'large'"):

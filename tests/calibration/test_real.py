@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 import tensigma as ts
 from reference_calibration import naive_moments
+from tensigma.errors import CalibrationWarning
 
 DATA = os.environ.get("TENSIGMA_DATA", "")
 
@@ -47,3 +48,19 @@ def test_squeezenet_on_photographs():
         for found, wanted in ((stats[name].mean, mean), (stats[name].covariance, covariance), (stats[name].gram, gram)):
             # Batches of two and of four may differ in the last digits of the activations themselves.
             assert (found.double() - wanted).norm() < 2e-6 * wanted.norm()
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA, reason="TENSIGMA_DATA does not name the folder of real models and images")
+@pytest.mark.filterwarnings("error:the data does not look like:tensigma.errors.CalibrationWarning")
+def test_a_forgotten_normalisation_is_noticed_with_published_weights():
+    """They come without the number of batches that training has seen."""
+    folder = Path(DATA) / "cifar10"
+    model = ts.zoo.load_model("zoo:resnet20-cifar", folder / "resnet20.safetensors")
+    data = ts.zoo.load_data(f"cifar10:{folder}", samples=64)
+    ts.calibrate(model, data)
+    (batch,) = ts.running.Batches(data)
+    for x in (batch.inputs / 4, 60 * batch.inputs + 120):
+        with pytest.raises(CalibrationWarning, match="its first BatchNorm"):
+            ts.calibrate(model, [x])

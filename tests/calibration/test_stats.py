@@ -280,6 +280,7 @@ def _edit_layer(folder: Path, name: str, *, sealed: bool, drop: str = "", **fiel
         ({"count": 2.5}, "count is 2.5"),
         ({"count": True}, "count is True"),
         ({"samples": -1}, "samples is -1"),
+        ({"samples": 0}, "samples is 0; expected a whole number of at least 1"),
         ({"dtype": "int8"}, "dtype is 'int8'; expected one of float32, float64"),
         ({"dtype": "float64"}, "says float64"),
         ({"d": 26}, r"shape \(27,\); its entry in manifest.json says \(26,\)"),

@@ -110,6 +110,29 @@ def test_force_starts_over(run, weights: Path, place: Path):
     assert not (place / "stats.checkpoint").exists()
 
 
+@pytest.mark.parametrize("option", ["--force", "--resume"])
+def test_a_folder_of_somebody_else_in_the_place_of_the_checkpoint_is_left_alone(
+    run, weights: Path, place: Path, option: str
+):
+    (place / "stats.checkpoint" / "step-000001").mkdir(parents=True)
+    (place / "stats.checkpoint" / "step-000001" / "precious.txt").write_text("theirs")
+    command = ("calibrate", MODEL, "--weights", weights, "--data", DATA, "--out", "stats", option)
+    run(*command, code=1)
+    assert (place / "stats.checkpoint" / "step-000001" / "precious.txt").read_text() == "theirs"
+    assert not (place / "stats").exists()
+
+
+def test_what_is_not_ours_stays_beside_a_finished_checkpoint(run, weights: Path, place: Path):
+    (place / "data.py").write_text(INTERRUPTED)
+    (place / "stop").touch()
+    common = ("calibrate", MODEL, "--weights", weights, "--data", "data.py:batches", "--checkpoint-every", 2)
+    run(*common, "--out", "stats", code=130)
+    (place / "stop").unlink()
+    (place / "stats.checkpoint" / "precious.txt").write_text("theirs")
+    run(*common, "--out", "stats", "--resume")
+    assert [path.name for path in (place / "stats.checkpoint").iterdir()] == ["precious.txt"]
+
+
 def test_stats_show(run, run_json, stats: Path):
     result = run("stats", "show", stats)
     assert "conv4" in result.stdout

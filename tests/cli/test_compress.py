@@ -195,6 +195,26 @@ def test_report_is_written_again(run, run_json, stats: Path, weights: Path, plac
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("evaluate", MODEL, "--data", DATA, "--compressed", "small"),
+        ("report", "small"),
+        ("quantize", "small", "--precision", "fp16", "--data", DATA, "--out", "half"),
+        ("finetune", "small", "--data", DATA, "--epochs", 1, "--learning-rates", "1e-4", "--out", "tuned"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_folder_that_a_kill_left_between_two_renames_is_found(
+    run, stats: Path, weights: Path, place: Path, command: tuple[str, ...]
+):
+    run("compress", MODEL, "--weights", weights, "--stats", stats, "--ranks", "energy=0.99", "--out", "small")
+    (place / "small").rename(place / ".small.old-999999999")
+    run(*command)
+    assert files(place / "small") == OUTPUT
+
+
+@pytest.mark.slow
 def test_resume_is_the_same_command_again(run, weights: Path, place: Path, monkeypatch: pytest.MonkeyPatch):
     command = ("compress", MODEL, "--weights", weights, "--data", DATA, "--budget", "params=0.5", "--method", "svd")
     assert "--resume needs the --cache" in run(*command, "--out", "small", "--resume", code=2).output

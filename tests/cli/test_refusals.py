@@ -358,3 +358,13 @@ def test_a_model_that_cannot_be_evaluated_is_kept(run, weights: Path, monkeypatc
     assert files(Path("small")) == {"manifest.json", "model.safetensors", "plan.json", "report.json", "report.html"}
     ts.load("small", load_model(MODEL))
     assert json.loads(Path("small/report.json").read_text())["notes"].get("evaluation") is None
+
+
+def test_so_is_one_whose_evaluation_is_interrupted(run, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ts, "evaluate", interrupt)
+    result = run(*WITHOUT_DATA, "--weights", weights, "--eval-data", DATA, "--out", "small", code=130)
+    assert "the compressed model is in small, but it was not evaluated" in result.output
+    ts.load("small", load_model(MODEL))

@@ -157,6 +157,39 @@ def test_layers_with_hooks_stay_dense_with_the_reason(kind: str, tmp_path: Path)
         ts.load(tmp_path / "small", model)
 
 
+def set_forward(layer: nn.Module) -> None:
+    plain = layer.forward
+    layer.forward = lambda x: 2 * plain(x)
+
+
+#: What a layer carries besides its weights, in words.
+CARRIED = {
+    "a forward on the object": (set_forward, "methods set on the object"),
+    "a hook on the gradient": (lambda layer: layer.weight.register_hook(lambda gradient: gradient), "hooks on its"),
+    "a hook after the gradient": (
+        lambda layer: layer.weight.register_post_accumulate_grad_hook(lambda parameter: None),
+        "hooks on its parameters",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), CARRIED.values(), ids=CARRIED)
+def test_so_do_layers_that_carry_anything_else(change: Callable[[nn.Module], object], words: str) -> None:
+    model = net()
+    change(model[2])
+    plan = ts.plan(model, ranks=ts.Ranks({"*": 4}), norm="frobenius")
+    assert f"it has {words}" in str(plan["2"].reason)
+    assert plan["4"].reason is None
+
+
+def test_a_batchnorm_with_a_forward_on_the_object_is_not_folded() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 12, 3), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 12, 3)).eval()
+    set_forward(model[1])
+    plan = ts.plan(model, ts.calibrate(model, [images()]), budget=ts.Bytes(0.5))
+    assert not plan.folding.layers
+    assert "methods set on the object" in plan.folding.left["1"]
+
+
 @pytest.mark.parametrize("parametrize", [parametrizations.weight_norm, parametrizations.spectral_norm])
 def test_parametrised_layers_count_in_budgets_of_macs(parametrize: Callable[[nn.Module], nn.Module]) -> None:
     model = net()

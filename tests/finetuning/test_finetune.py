@@ -295,6 +295,14 @@ def test_a_killed_run_ends_with_the_same_result(optimizer: str, killed_after: in
     assert not calls
 
 
+def test_what_a_kill_left_in_its_first_moment_is_no_checkpoint_of_something_else(tmp_path: Path) -> None:
+    place = tmp_path / "state"
+    place.mkdir()
+    (place / ".run.json.partial-999999999").write_text("{")
+    ts.finetune(tiny(), labelled(), epochs=1, learning_rates=0.01, checkpoint=place)
+    assert sorted(path.name for path in place.iterdir()) == ["rate-0.safetensors", "run.json"]
+
+
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "state"
     ts.finetune(tiny(), labelled(), epochs=1, learning_rates=0.01, checkpoint=place)

@@ -468,6 +468,18 @@ def test_a_folder_holds_the_graph(tmp_path: Path):
     with pytest.raises(StoreError, match="force"):
         ts.save(small, tmp_path / "small")
     ts.save(small, tmp_path / "small", force=True)
+    # A kill between two renames left no folder under its name.
+    (tmp_path / "small").rename(tmp_path / ".small.old-999999999")
+    with torch.inference_mode():
+        assert_same(ts.load(tmp_path / "small"), x, [small(x)])
+
+
+def test_a_folder_with_a_graph_of_somebody_else_is_never_replaced(tmp_path: Path):
+    network = ts.load_onnx(written(branching(), tmp_path))
+    (tmp_path / "labels.txt").write_text("cat")
+    with pytest.raises(StoreError, match="holds something else"):
+        ts.save(network, tmp_path, force=True)
+    assert (tmp_path / "labels.txt").read_text() == "cat"
 
 
 @pytest.mark.slow

@@ -123,6 +123,9 @@ def test_folders_are_replaced_with_force_only(tmp_path: Path, digits: Any) -> No
         ts.save_pretrained(small, place)
     ts.save_pretrained(small, place, force=True)
     assert not (place / "report.json").exists()
+    # A kill between two renames left no folder under its name; that is no repository.
+    place.rename(tmp_path / ".small.old-999999999")
+    ts.from_pretrained(place, load_model(ARCHITECTURE))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text('{"library_name": "timm"}')
     with pytest.raises(StoreError, match="holds something else"):

@@ -28,6 +28,15 @@ CASES: dict[str, Case] = {
         nn.Sequential(nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 8)),
         [torch.randn(32, 16, 4096) for _ in range(2)],
     ),
+    # More rows than columns, so that they become sums on the way.
+    "a wide Linear with many rows": lambda: (
+        nn.Sequential(nn.Linear(5120, 16)),
+        [torch.randn(16, 16, 5120) for _ in range(21)],
+    ),
+    "the same in double precision": lambda: (
+        nn.Sequential(nn.Linear(4096, 16)).double(),
+        [torch.randn(16, 16, 4096, dtype=torch.float64) for _ in range(17)],
+    ),
     "many channels": lambda: (nn.Sequential(nn.Conv2d(512, 8, 3, padding=1)), [torch.randn(4, 512, 14, 14)] * 2),
     "several convolutions": lambda: (
         nn.Sequential(*(nn.Conv2d(256, 256, 3, padding=1) for _ in range(4))),

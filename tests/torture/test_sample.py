@@ -83,7 +83,8 @@ def test_places(place: Callable[[Path, Tally], None], tmp_path: Path) -> None:
 
 def test_memory_stays_within_its_bound() -> None:
     """In a process of its own, because it forks."""
-    code = "from torture import memory, tally\nt = tally.Tally()\nmemory.torture(t, ('many channels',))\nt.check()"
+    cases = ("many channels", "a wide Linear with many rows")
+    code = f"from torture import memory, tally\nt = tally.Tally()\nmemory.torture(t, {cases})\nt.check()"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

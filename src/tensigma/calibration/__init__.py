@@ -1,5 +1,6 @@
 """The second moment of every layer's input, gathered by running the model over data without labels."""
 
+from tensigma.calibration.checkpoint import remove_checkpoint
 from tensigma.calibration.collect import CalibrationProgress, calibrate, select_layers
 from tensigma.calibration.collector import summable
 from tensigma.calibration.distances import Distance, LayerDistance, distance
@@ -22,6 +23,7 @@ __all__ = [
     "estimate_memory",
     "parse_bytes",
     "reduce_stats",
+    "remove_checkpoint",
     "select_layers",
     "summable",
 ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ from torch import Tensor
 
 from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.stats import Calibration, StoredLayers
-from tensigma.calibration.store import read_manifest, write_store
+from tensigma.calibration.store import MANIFEST, read_manifest, write_store
 from tensigma.errors import StoreError
+from tensigma.files import sweep
 from tensigma.layers import first_difference
 
 
@@ -95,3 +98,16 @@ class Checkpoint:
 
     def _steps(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("step-*") if path.is_dir())
+
+
+def remove_checkpoint(folder: str | os.PathLike[str]) -> None:
+    """Remove the state of an unfinished calibration, and the folder if nothing else is in it."""
+    place = Path(folder)
+    # One of each process, where several have calibrated together.
+    for part in (*place.glob("rank-*-of-*"), place):
+        for step in part.glob("step-*"):
+            if (step / MANIFEST).is_file():
+                shutil.rmtree(step, ignore_errors=True)
+        sweep(part)
+        with suppress(OSError):
+            part.rmdir()

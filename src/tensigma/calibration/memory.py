@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from tensigma.calibration.lag_recipe import as_plane
@@ -81,27 +82,30 @@ def estimate_memory(
     (True, True)
     """
     sums, results = {}, {}
-    blocks, most_taps = 0, 1
+    blocks, products, most_taps = 0, 0, 1
     for name, module in targets.items():
         geometry = Geometry.of(module)
         window = Window.of(geometry)
+        itemsize = 8 if module.weight.dtype == torch.float64 else 4  # of the results
         if geometry.kind == "linear" and window.d >= WIDE and max_samples is not None and max_samples < window.d:
-            sums[name] = results[name] = 4 * window.d * max_samples
+            sums[name] = results[name] = itemsize * window.d * max_samples
             continue
         lags = LagSums.n_bytes(window) if as_plane(window) else 0
         sums[name] = max(lags, UnfoldSums.n_bytes(window))
-        results[name] = 4 * window.groups * window.d**2
+        results[name] = itemsize * window.groups * window.d**2
         # Products of one layer before they are added, and one tap with all taps for the result.
         blocks = max(blocks, lags // window.groups, UnfoldSums.n_bytes(window) // window.n_taps)
+        if window.d >= WIDE:  # elsewhere small beside the rest
+            products = max(products, UnfoldSums.block_bytes(window, itemsize))
         most_taps = max(most_taps, window.n_taps)
     pending = min(PENDING_LAYER, PENDING_TOTAL // max(1, len(targets)))
     if memory is not None:
         free = memory - sum(results.values())
         # Buffers only make it faster; what sums and products leave is enough for them.
-        left = free - blocks - max(sums.values(), default=0)
+        left = free - blocks - products - max(sums.values(), default=0)
         pending = max(0, min(pending, free // 16 // max(1, len(targets)), left // (4 + most_taps)))
     # Spectra take about three times the maps they are made from, unfolded maps once for every tap.
-    scratch = blocks + 3 * pending + min(BLOCK_BYTES, most_taps * pending)
+    scratch = blocks + products + 3 * pending + min(BLOCK_BYTES, most_taps * pending)
     return MemoryEstimate(sums=sums, results=results, pending=pending, scratch=scratch)
 
 

@@ -28,6 +28,7 @@ from tensigma.calibration.unfold import UnfoldSums
 from tensigma.calibration.window import Window
 from tensigma.errors import CalibrationWarning, InputError
 from tensigma.layers import Geometry
+from tensigma.running import give_back
 
 # Maps are buffered until there are enough for efficient products. Affects speed and memory, never the result.
 PENDING_BYTES = 16 * 2**20
@@ -119,6 +120,7 @@ class Moments:
             mean = rows.mean(0, dtype=torch.float64)
             return LayerStats(mean=mean, rows=rows if dtype is None else rows.to(dtype), count=self.count)
         self._settle()
+        self.scratch.free("block")  # sums are complete, and the largest temporary comes below
         window, n = self.window, self.count
         g, s, k = window.groups, window.s, window.n_taps
         pilot = self._pilot.double().reshape(g, s)
@@ -146,7 +148,8 @@ class Moments:
         covariance = covariance.view(g, window.d, window.d)
         # A layer may see a constant although its maps vary: for one, only zeros that a transposed convolution left.
         # What remains of the differences above is then rounding, neither symmetric nor positive.
-        if covariance.abs().max() <= _DUST * (w.square() + m.square()).max():
+        # (Not by its absolute values, which would take as much memory again.)
+        if max(map(abs, covariance.aminmax())) <= _DUST * (w.square() + m.square()).max():
             covariance.zero_()
         # Rounding may leave the variance of a constant slightly below zero.
         variance = covariance.diagonal(dim1=1, dim2=2).clamp_(min=0)
@@ -296,8 +299,12 @@ class Moments:
     def _stop_keeping(self) -> None:
         """Switch from rows to sums."""
         kept, self._kept, self._keeps_rows = self._kept, [], False
-        for part in kept:
-            self._push(part)
+        if not kept:
+            return
+        while kept:
+            self._push(kept.pop(0))
+        # Rows that came in small parts stay with the C library otherwise, beside the sums that took their place.
+        give_back()
 
 
 def _widen(x: Tensor) -> Tensor:

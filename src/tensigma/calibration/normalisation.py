@@ -61,12 +61,14 @@ class FirstNorm:
         if self._name is None or not self._count:
             return None
         layer = self.layers[self._name]
-        seen, remembered = getattr(layer, "num_batches_tracked", None), layer.running_mean
-        if remembered is None or layer.running_var is None or seen is None or not int(seen):
+        if layer.running_mean is None or layer.running_var is None:
             return None
         mean = torch.as_tensor(self._sum) / self._count
         variance = (torch.as_tensor(self._squares) / self._count - mean.square()).clamp_min(0)
-        usual_mean, usual_variance = remembered.double().cpu(), layer.running_var.double().cpu()
+        usual_mean, usual_variance = layer.running_mean.double().cpu(), layer.running_var.double().cpu()
+        # As they begin: it has seen no data. The number of batches does not tell, since many published weights lack it.
+        if not usual_mean.any() and usual_variance.eq(1).all():
+            return None
         alive = usual_variance > 1e-12 * usual_variance.max().clamp_min(1e-30)
         if not alive.any():
             return None

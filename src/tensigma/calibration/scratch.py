@@ -30,6 +30,10 @@ class Scratch:
             self._buffers[key] = buffer = torch.empty(size, dtype=dtype, device=device)
         return buffer[:size].view(shape)
 
+    def free(self, name: str) -> None:
+        """Free what is kept under this name."""
+        self._buffers = {key: buffer for key, buffer in self._buffers.items() if key[0] != name}
+
     @property
     def n_bytes(self) -> int:
         return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())

@@ -105,7 +105,7 @@ _LAYER = record(
         "d": integer(1),
         "groups": integer(1),
         "count": integer(1),
-        "samples": integer(),
+        "samples": integer(1),
         "input_shape": _SIZES,
         "output_shape": _SIZES,
         "output_count": integer(),

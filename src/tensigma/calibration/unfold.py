@@ -34,6 +34,12 @@ class UnfoldSums:
         return 8 * window.groups * window.d**2
 
     @staticmethod
+    def block_bytes(window: Window, itemsize: int) -> int:
+        """The largest product that is computed before it is added."""
+        n_blocks = max(1, window.d // BLOCK_WIDTH)
+        return itemsize * window.groups * -(-window.d // n_blocks) * window.d
+
+    @staticmethod
     def flops(window: Window, size: Sequence[int]) -> float:
         """Work for one map, in multiply-adds worth of a large matrix product."""
         n_blocks = max(1, window.d // BLOCK_WIDTH)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -121,7 +120,7 @@ def calibrate(
     if not screen.speaks:
         return
     stats.save(out, force=force)
-    shutil.rmtree(checkpoint, ignore_errors=True)
+    ts.calibration.remove_checkpoint(checkpoint)
     seconds = time.perf_counter() - start
     n_bytes = sum(file.stat().st_size for file in out.iterdir())
     facts = {
@@ -188,4 +187,6 @@ def _check_checkpoint(screen: Screen, folder: Path, *, resume: bool, force: bool
             f"{folder} holds an unfinished calibration; add --resume to continue it, or --force to start again"
         )
     if screen.speaks:
-        shutil.rmtree(folder)
+        ts.calibration.remove_checkpoint(folder)
+        if folder.exists():
+            raise StoreError(f"{folder} exists and holds something else; choose another --out")

@@ -233,6 +233,9 @@ def compress(
         result.write_report(out, page=page)
         screen.error(f"the compressed model is in {out}, but it could not be evaluated: {message_of(screen, error)}")
         raise typer.Exit(NOT_EVALUATED) from None
+    except KeyboardInterrupt:
+        screen.note(f"the compressed model is in {out}, but it was not evaluated")
+        raise
     if evaluation is not None:
         evaluated = result.report.with_notes(evaluated_on=name_of(judges), evaluation=evaluation.to_json())
         result = Result(small, result.plan, evaluated, evaluation)

@@ -14,7 +14,7 @@ from tensigma.cli.outputs import claim_file
 from tensigma.cli.screen import Screen
 from tensigma.cli.tables import report_table, summary_table
 from tensigma.errors import StoreError
-from tensigma.files import anything, read_json, sequence
+from tensigma.files import anything, read_json, recover, sequence
 
 Source = Annotated[
     Path,
@@ -35,6 +35,7 @@ def report(screen: Screen, source: Source, out: Out = None, force: Force = False
     if out is not None:
         ts.report.check_renderer()
         claim_file(screen, out, force=force)
+    recover(source)
     stored, evaluation, runs = read_report(source / "report.json" if source.is_dir() else source)
     if out is not None and screen.speaks:
         out.parent.mkdir(parents=True, exist_ok=True)

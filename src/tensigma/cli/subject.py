@@ -17,6 +17,7 @@ from tensigma.cli.parsing import parse_shape
 from tensigma.cli.report import read_report
 from tensigma.cli.screen import Screen
 from tensigma.errors import InputError, StoreError
+from tensigma.files import recover
 
 SubjectName = Annotated[
     str,
@@ -85,6 +86,7 @@ class Subject:
 def subject_of(screen: Screen, name: str, original: str | None, weights: Path | None) -> Subject:
     """The model of this name, or in this folder."""
     folder = Path(name)
+    recover(folder)
     if not folder.is_dir():
         if ":" not in name and folder.suffix != ".py" and not name.partition("?")[0].endswith(".onnx"):
             raise InputError(
@@ -107,6 +109,7 @@ def subject_of(screen: Screen, name: str, original: str | None, weights: Path | 
 
 def check_archive(folder: Path) -> None:
     """Refuse a folder that holds no compressed model."""
+    recover(folder)
     if not is_output(folder, MODEL):
         raise StoreError(f"{folder} holds no compressed model; give a folder from 'tensigma compress'")
 

@@ -111,6 +111,9 @@ def compress(
             need be, and sequential fitting uses fewer samples. By default calibration is not limited and sequential
             fitting takes up to 1.25 GB.
 
+    The report counts parameters, multiply-adds and bytes, not time, and fewer of them may take longer:
+    :func:`tensigma.evaluation.speed_note` times both models in about a second.
+
     Under ``torchrun`` all processes call this with the same arguments, but for the data, of which each has its own
     share; all return the same model. Layers that are fitted independently are divided among the processes.
 

@@ -68,6 +68,8 @@ MANIFEST = "manifest.json"
 WEIGHTS = "model.safetensors"
 #: A model that came as an ONNX file.
 GRAPH = "model.onnx"
+# What may lie in its folder. Others have folders with a file of this name too, and more beside it.
+_BESIDE_GRAPH = {GRAPH, f"{GRAPH}.data", "plan.json", "report.json", "report.html"}
 
 
 def save(model: nn.Module, folder: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -87,7 +89,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, force: bool = Fals
     True
     """
     if isinstance(model, OnnxNetwork):
-        with whole_folder(Path(folder), force=force, is_ours=lambda place: (place / GRAPH).is_file()) as place:
+        with whole_folder(Path(folder), force=force, is_ours=_is_graph) as place:
             # A network that has never been run, and takes any size, cannot be compared with its file.
             export(model, place / GRAPH, check=model.example() is not None)
         return
@@ -141,6 +143,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None, *, dens
     ), Linear(in_features=64, out_features=64, bias=True))
     """
     place = Path(folder)
+    recover(place)
     if (place / GRAPH).is_file() and not (place / MANIFEST).is_file():
         return _load_graph(place / GRAPH, model, dense=dense)
     manifest = _manifest(place)
@@ -254,6 +257,10 @@ def _is_archive(place: Path) -> bool:
         return False
 
 
+def _is_graph(place: Path) -> bool:
+    return (place / GRAPH).is_file() and {path.name for path in place.iterdir()} <= _BESIDE_GRAPH
+
+
 _FIELDS = {
     "format": text(FORMAT),
     "version": integer(),
@@ -273,7 +280,6 @@ _MANIFESTS = {
 
 def _manifest(place: Path) -> dict[str, Any]:
     file = place / MANIFEST
-    recover(place)
     if not place.is_dir():
         raise StoreError(f"{place} is not a folder; a compressed model is a folder written by tensigma.save")
     try:

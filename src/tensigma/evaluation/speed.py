@@ -28,6 +28,9 @@ def speed_note(
 ) -> dict[str, Any] | None:
     """Times of both models in PyTorch on one thread of the CPU, as plain data, for the notes of a report.
 
+    ``report.with_notes(speed=note)`` shows them in the last line of the report and on its page, and :func:`is_slower`
+    says whether the smaller model is the slower one.
+
     It takes about ``seconds``, on as many of ``inputs`` as allow that, up to 16. None for a model that takes too long
     for it even with one, and for one on another device: :func:`tensigma.evaluate` with ``latency=True`` times those.
 

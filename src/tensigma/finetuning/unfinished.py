@@ -32,6 +32,7 @@ from tensigma.files import (
     record,
     seal,
     sequence,
+    sweep,
     text,
     whole_file,
 )
@@ -58,6 +59,7 @@ class Unfinished:
 
     def __init__(self, folder: str | os.PathLike[str], facts: Mapping[str, Any], start: Epoch) -> None:
         self.folder = Path(folder)
+        sweep(self.folder)
         if (self.folder / _RUN).exists():
             self._check(facts, start)
             return

@@ -19,7 +19,7 @@ from tensigma.compression import Report
 from tensigma.deployment import load, save
 from tensigma.errors import InputError, StoreError
 from tensigma.evaluation import Evaluation
-from tensigma.files import read_json, seal, whole_folder
+from tensigma.files import read_json, recover, seal, whole_folder
 from tensigma.hub.card import model_card
 from tensigma.hub.config import CONFIG, LIBRARY, Config
 from tensigma.zoo import load_model, require
@@ -128,6 +128,7 @@ def from_pretrained(
     (True, False)
     """
     place = Path(folder_or_repo)
+    recover(place)
     if not place.is_dir():
         options = {"revision": revision, "token": token, "local_files_only": local_files_only}
         place = _downloaded(os.fspath(folder_or_repo), cache_dir=cache_dir, **options)

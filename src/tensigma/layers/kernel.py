@@ -23,10 +23,14 @@ _HOOKS = {
     "_load_state_dict_pre_hooks": "hooks on loading its state dict",
     "_load_state_dict_post_hooks": "hooks on loading its state dict",
 }
+#: The same for a parameter.
+_PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+#: Methods that compute a layer; set on an object, they hide those of its class.
+_METHODS = ("forward", "_conv_forward")
 
 
 def hooks_of(module: nn.Module) -> str | None:
-    """The kinds of hooks that a module has, in words; None if it has none.
+    """The kinds of hooks that a module has, and methods set on the object, in words; None if it has none.
 
     >>> layer = nn.Linear(2, 2)
     >>> handle = layer.register_forward_hook(print)
@@ -34,6 +38,11 @@ def hooks_of(module: nn.Module) -> str | None:
     'forward hooks'
     """
     kinds = dict.fromkeys(words for attribute, words in _HOOKS.items() if getattr(module, attribute, None))
+    parameters = module.parameters(recurse=False)
+    if any(getattr(parameter, attribute, None) for parameter in parameters for attribute in _PARAMETER_HOOKS):
+        kinds["hooks on its parameters"] = None
+    if any(method in vars(module) for method in _METHODS):
+        kinds["methods set on the object"] = None
     return " and ".join(kinds) or None
 
 

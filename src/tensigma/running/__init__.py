@@ -18,6 +18,7 @@ from tensigma.running.borrowing import allows_gradients, borrowed, device_of, ke
 from tensigma.running.chains import Chain
 from tensigma.running.copying import copied
 from tensigma.running.digests import Digest, content_digest, content_digests, tensors_of, weights_digest
+from tensigma.running.freeing import give_back
 from tensigma.running.gradients import check_gradients, has_gradients
 from tensigma.running.halting import HaltedPasses, OutOfOrder, halted_passes, live_bytes
 from tensigma.running.heads import raw_outputs
@@ -108,6 +109,7 @@ __all__ = [
     "drawn_labels",
     "everyone",
     "first_answers",
+    "give_back",
     "halted_passes",
     "has_gradients",
     "hold_out",

@@ -40,6 +40,16 @@ class FreedMemory:
             self._known = min(self._known, now)
 
 
+def give_back() -> None:
+    """Give freed memory back to the system now, where that is possible.
+
+    >>> give_back()
+    """
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
 def resident_bytes() -> int | None:
     """Memory of this process that is in use; None where the system does not say it as Linux does."""
     with suppress(OSError, ValueError, IndexError):
