@@ -396,3 +396,20 @@ def test_resnet20_survives(tmp_path: Path):
     # Seven bits cost CP about 4 points here; two standard errors of a difference of paired answers are about 2 more.
     assert found.after.top1 >= found.before.top1 - 0.06
     assert found.bytes < 0.6 * found.before.size.bytes
+
+
+@pytest.mark.parametrize(("precision", "name"), [("int8", "small.onnx"), ("fp16", "small.onnx"), ("fp16", "small")])
+def test_what_cannot_be_measured_is_written_all_the_same(
+    precision: Any, name: str, original: nn.Module, tmp_path: Path
+) -> None:
+    class Broken:
+        def __iter__(self) -> Any:
+            raise OSError("the disk with the images is gone")
+
+    target = tmp_path / name
+    with pytest.raises(OSError, match="is gone"):
+        ts.quantize(original, target, batches(), precision=precision, data=Broken(), latency=False)
+    loaded = OnnxModel(target) if target.suffix else ts.load(target, small_net())
+    (x, *_) = batches()
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded(x), original(x), rtol=0.2, atol=0.1)

@@ -110,6 +110,8 @@ def quantize(
 ) -> Quantized:
     """Write ``model`` to ``path`` in fewer bits, and measure what that saves and costs.
 
+    The file is written before it is measured, and stays if the measurement fails.
+
     Args:
         model: Any model whose inputs are tensors, compressed or not. It stays as it is. An archive is written of
             models with other inputs too, such as lists of images.
@@ -195,6 +197,13 @@ def quantize(
             )
             models = {name: OnnxModel(file, fixed=_fixed(model)) for name, file in files.items()}
             sizes = {name: file_size(sizes.get(name, sizes["before"]), file) for name, file in files.items()}
+        # Before anything is measured, so that data which cannot be evaluated costs no file.
+        if form == "archive":
+            save(half, target, force=force)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(target) as partial:
+                partial.write_bytes(files["after"].read_bytes())
         figures = compare(
             models,
             evaluation_data,
@@ -208,12 +217,6 @@ def quantize(
             progress=progress,
         )
         error = relative_error(models["before"], models["after"], inputs, reading if form == "archive" else None)
-        if form == "archive":
-            save(half, target, force=force)
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(target) as partial:
-                partial.write_bytes(files["after"].read_bytes())
     return Quantized(
         path=target,
         precision=precision,
