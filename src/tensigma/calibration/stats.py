@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.store import read_manifest, write_store
 from tensigma.errors import StoreError
-from tensigma.layers import fingerprint, first_difference
+from tensigma.layers import Geometry, describe, fingerprint, first_difference, measurable
 from tensigma.running import weights_digest
 
 
@@ -183,12 +183,25 @@ class Calibration(Mapping[str, LayerStats]):
             )
             if difference:
                 raise StoreError(f"these statistics belong to another architecture: {difference}")
+        for name, module in measurable(model):
+            if name in self:
+                _check_shape(name, self[name].input_shape, Geometry.of(module))
         if weights and self.weights is not None and self.weights != weights_digest(model):
             raise StoreError(
                 "these statistics were gathered with other weights of this architecture, so they do not say what "
                 "reaches its layers now; calibrate again with these weights, or pass {check} to use them anyway",
                 parameters=("check=False",),
             )
+
+
+def _check_shape(name: str, shape: tuple[int, ...], geometry: Geometry) -> None:
+    """Refuse a shape that no input of the layer has, whose multiply-adds would be nonsense; () stands for unknown."""
+    if not shape or geometry.takes(shape):
+        return
+    raise StoreError(
+        f"the statistics are damaged: layer {name!r} ({describe(geometry)}) cannot have met an input of shape {shape}; "
+        "calibrate again"
+    )
 
 
 def _undisputed(mine: Calibration, other: Calibration) -> dict[str, str]:
