@@ -14,9 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tensigma as ts
 from reference_calibration import naive_moments
-from tensigma.calibration import CalibrationProgress, estimate_memory, select_layers
+from tensigma.calibration import CalibrationProgress, collect, estimate_memory, select_layers
 from tensigma.errors import CalibrationWarning, InputError, StoreError
 from tensigma.files import seal
+from tensigma.running import Batch
 
 
 class Net(nn.Module):
@@ -331,6 +332,76 @@ def test_a_checkpoint_with_a_damaged_generator_is_refused(model, tmp_path, chang
     manifest.write_text(json.dumps(seal(content)))
     with pytest.raises(StoreError, match="generator"):
         ts.calibrate(model, [images(2)] * 3, checkpoint=folder, checkpoint_every=1, resume=True)
+
+
+class TestCache:
+    @pytest.fixture
+    def run_again(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """The batches that a model runs over."""
+        runs: list[int] = []
+        real = collect.run
+
+        def noted(model: nn.Module, batch: Batch) -> object:
+            runs.append(batch.index)
+            return real(model, batch)
+
+        monkeypatch.setattr(collect, "run", noted)
+        return runs
+
+    @pytest.mark.parametrize("options", [{}, {"memory": "110kB"}, {"fisher": "model"}, {"max_samples": 5}])
+    def test_what_is_kept_is_not_gathered_again(self, model, tmp_path, run_again, options):
+        whole = ts.calibrate(model, [images(2)] * 3, **options)
+        data = [images(2)] * 3
+        first = ts.calibrate(model, data, cache=tmp_path, **options)
+        run_again.clear()
+        second = ts.calibrate(model, data, cache=tmp_path, **options)
+        assert run_again == []
+        for stats in (first, second):
+            assert stats.keys() == whole.keys()
+            assert (stats.fingerprint, stats.weights) == (whole.fingerprint, whole.weights)
+            assert (stats.read_elsewhere, stats.normalised_by) == (whole.read_elsewhere, whole.normalised_by)
+            for name, layer in stats.items():
+                assert layer._fields() == whole[name]._fields()
+                assert all(tensor.equal(whole[name]._tensors()[key]) for key, tensor in layer._tensors().items())
+
+    def test_a_loader_that_shuffles_gives_the_same_statistics_as_without_a_cache(self, model, tmp_path):
+        data = DataLoader(TensorDataset(images(12)), batch_size=5, shuffle=True)
+        results = []
+        for cache in (None, tmp_path, tmp_path):
+            torch.manual_seed(1)
+            results.append(ts.calibrate(model, data, cache=cache, max_samples=5))
+        for stats in results[1:]:
+            assert stats["stem"].covariance.equal(results[0]["stem"].covariance)
+
+    @pytest.mark.parametrize("change", ["batches", "fewer batches", "weights", "layers", "damage", "no digest"])
+    def test_anything_else_is_gathered(self, model, tmp_path, run_again, change):
+        data, options = [images(2), images(2) + 1], {}
+        ts.calibrate(model, data, cache=tmp_path)
+        run_again.clear()
+        if change == "batches":
+            data[1] = data[1] + 1
+        elif change == "fewer batches":
+            data.pop()
+        elif change == "weights":
+            with torch.no_grad():
+                model.stem.weight += 1
+        elif change == "layers":
+            options["layers"] = "stem"
+        else:
+            (manifest,) = tmp_path.rglob("manifest.json")
+            content = json.loads(manifest.read_text())
+            if change == "damage":
+                content["samples"] += 1
+            else:
+                del content["inputs"]
+            manifest.write_text(json.dumps(content if change == "damage" else seal(content)))
+        found = ts.calibrate(model, data, cache=tmp_path, **options)
+        assert len(run_again) == len(data)
+        assert_same(found, ts.calibrate(model, data, **options))
+
+    def test_an_iterator_is_not_read_to_look_at_it(self, model, tmp_path):
+        for _ in range(2):
+            assert ts.calibrate(model, iter([images(2)]), cache=tmp_path).samples == 2
 
 
 def test_a_checkpoint_is_not_overlooked_or_misused(model, tmp_path):

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from tensigma.calibration.checkpoint import Checkpoint, State
 from tensigma.calibration.collector import Collector
 from tensigma.calibration.followers import Followers
+from tensigma.calibration.keeping import InputsDigest, KeptStatistics
 from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.memory import MemoryEstimate, estimate_memory, parse_bytes, plan_passes
 from tensigma.calibration.normalisation import FirstNorm
@@ -87,6 +89,7 @@ def calibrate(
     checkpoint: str | PathLike[str] | None = None,
     checkpoint_every: int = 50,
     resume: bool = False,
+    cache: str | PathLike[str] | None = None,
     seed: int = 0,
 ) -> Calibration:
     """Gather the moments of the input of every convolution and Linear layer while ``model`` runs over ``batches``.
@@ -113,6 +116,9 @@ def calibrate(
         checkpoint: a folder for the state of the run, written every ``checkpoint_every`` batches. With ``resume`` a
             killed run continues from there; the loader must then give the same batches in the same order, as one that
             shuffles with torch's own generator does. The folder can be removed once the statistics are saved.
+        cache: a folder in which the finished statistics are kept. The same call with the same weights then only reads
+            the batches again, and if they are the same, returns what was kept. With several processes, and for
+            iterators that can be read once, nothing is kept.
 
     Under ``torchrun`` each process passes its own share of the data and all receive the statistics of all shares.
 
@@ -145,6 +151,16 @@ def calibrate(
         "seed": seed,
     }
     with borrowed(model, device), torch.no_grad(), process_group(device_of(model)) as distributed:
+        kept = inputs = None
+        if cache is not None and not distributed and not is_one_shot(batches):
+            facts = {**options, "passes": list(targets), "input": input, "data": data_name}
+            kept = KeptStatistics(Path(cache), [facts, fingerprint(model), weights_digest(model)])
+            inputs = InputsDigest(labels=fisher == "labels")
+            known = kept.load()
+            if known is not None and known.inputs == _read_again(batches, input, max_samples, max_batches, fisher):
+                logger.info("the statistics are those of %s", kept.folder)
+                _warn_unreached(known.unreached)
+                return known
         store = None
         if checkpoint is not None:
             rank, size = rank_and_size()
@@ -165,6 +181,7 @@ def calibrate(
             checkpoint=store,
             checkpoint_every=checkpoint_every,
             followers=Followers(model, targets),
+            inputs=inputs,
         )
         first_norm = FirstNorm(model)
         with first_norm.listening(), weight_reads(model, {**targets, **first_norm.layers}) as read:
@@ -177,14 +194,8 @@ def calibrate(
         warnings.warn(doubt, CalibrationWarning, stacklevel=2)
     ordered = {name: stats[name] for name in targets if name in stats}
     unreached = tuple(name for name in targets if name not in stats)
-    if unreached:
-        warnings.warn(
-            f"no batch reached {_listing(unreached)}: the forward pass of the model does not call "
-            + ("it" if len(unreached) == 1 else "them"),
-            CalibrationWarning,
-            stacklevel=2,
-        )
-    return Calibration(
+    _warn_unreached(unreached)
+    result = Calibration(
         ordered,
         fingerprint=fingerprint(model),
         weights=weights,
@@ -192,7 +203,35 @@ def calibrate(
         unreached=unreached,
         read_elsewhere=tuple(name for name in targets if name in read),
         normalised_by={layer: norm for layer, norm in pairs.items() if all(p.get(layer) == norm for p in seen)},
+        inputs=None if inputs is None else inputs.text,
     )
+    # In doubt they are gathered, and doubted, again.
+    if kept is not None and doubt is None:
+        kept.save(result)
+    return result
+
+
+def _read_again(
+    batches: Any, input: Key, max_samples: int | None, max_batches: int | None, fisher: str | None
+) -> str:
+    """The digest of what calibration would read; loaders that shuffle give the same order afterwards."""
+    generators, before = _loader_generators(batches), torch.get_rng_state()
+    read = islice(Batches(batches, input=input, max_samples=max_samples), max_batches)
+    text = InputsDigest(labels=fisher == "labels").add_all(read).text
+    torch.set_rng_state(before)
+    for generator, start in generators:
+        generator.set_state(start)
+    return text
+
+
+def _warn_unreached(unreached: Sequence[str]) -> None:
+    if unreached:
+        warnings.warn(
+            f"no batch reached {_listing(unreached)}: the forward pass of the model does not call "
+            + ("it" if len(unreached) == 1 else "them"),
+            CalibrationWarning,
+            stacklevel=3,
+        )
 
 
 def _check_counts(**counts: int | None) -> None:
@@ -218,6 +257,8 @@ class Runner:
     checkpoint: Checkpoint | None
     checkpoint_every: int
     followers: Followers
+    #: Where batches are noted as they are read; None if nobody asks.
+    inputs: InputsDigest | None = None
 
     def run(self, state: State) -> Mapping[str, LayerStats]:
         """Continue from ``state`` to the end."""
@@ -265,6 +306,9 @@ class Runner:
             if batch.index == 0 and max_samples is not None:
                 total = _smaller(total, -(-max_samples // len(batch)))
             done, samples = batch.index + 1, samples + len(batch)
+            # Every pass reads the same batches, and the last one is never left out.
+            if self.inputs is not None and number + 1 == len(self.passes):
+                self.inputs.add(batch)
             if done > start.batches:
                 with nullcontext() if watched else self.followers.watching():
                     self.followers.see(run(self.model, batch))

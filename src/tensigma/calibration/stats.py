@@ -62,6 +62,7 @@ class Calibration(Mapping[str, LayerStats]):
         unreached: tuple[str, ...] = (),
         read_elsewhere: tuple[str, ...] = (),
         normalised_by: Mapping[str, str] | None = None,
+        inputs: str | None = None,
     ) -> None:
         self._layers = layers if not isinstance(layers, dict) else dict(layers)
         #: Name and geometry of every layer of the calibrated model that Tensigma can compress.
@@ -76,6 +77,8 @@ class Calibration(Mapping[str, LayerStats]):
         self.read_elsewhere = tuple(read_elsewhere)
         #: Layer → the BatchNorm that alone reads its output, and reads nothing else.
         self.normalised_by = dict(normalised_by or {})
+        #: Digest of the batches; None unless the statistics are those of a cache.
+        self.inputs = inputs
 
     def __getitem__(self, name: str) -> LayerStats:
         return self._layers[name]
@@ -140,6 +143,7 @@ class Calibration(Mapping[str, LayerStats]):
             "normalised_by": self.normalised_by,
             "fingerprint": self.fingerprint,
             "weights": self.weights,
+            **({} if self.inputs is None else {"inputs": self.inputs}),
         }
 
     def _parts(self) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Any]]]:
@@ -169,6 +173,7 @@ class Calibration(Mapping[str, LayerStats]):
             unreached=tuple(manifest["unreached"]),
             read_elsewhere=tuple(manifest.get("read_elsewhere", ())),
             normalised_by=manifest.get("normalised_by"),
+            inputs=manifest.get("inputs"),
         )
 
     def check_model(self, model: nn.Module, *, weights: bool = True) -> None:

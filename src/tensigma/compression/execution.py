@@ -103,8 +103,9 @@ def compress(
         progress: True for lines in the log, or a function that is called with a
             :class:`~tensigma.solving.CompressionProgress` after each layer, while refining with a
             :class:`~tensigma.compression.RefinementProgress`, and with what calibration and planning report.
-        cache: A folder for solutions and, in the one-call form, for curves, effects and trials of planning. What is
-            found there is not computed again, so the same call resumes a killed run.
+        cache: A folder for solutions, for statistics that are gathered here and, in the one-call form, for curves,
+            effects and trials of planning. What is found there is not computed again, so the same call resumes a killed
+            run.
         workers: How many small layers are solved in parallel; by default, the number of torch threads.
         memory: What calibration may take for its sums, and what sequential fitting may take for the activations of its
             halted passes, in bytes or as text such as ``"4GB"``. Calibration then reads the data in several passes if
@@ -142,7 +143,7 @@ def compress(
             )
         plan, fit_data = plan_or_batches, data
         together(lambda: _check_model(plan, stats, model, weights=check))
-        stats = _stats_for(plan, model, stats, data, input=input, memory=limit, progress=progress)
+        stats = _stats_for(plan, model, stats, data, input=input, memory=limit, progress=progress, cache=cache)
     else:
         plan, stats, fit_data = _planned(
             model,
@@ -155,7 +156,7 @@ def compress(
             progress=progress,
             memory=limit,
             workers=workers,
-            solutions=None if cache is None else Solutions(cache),
+            cache=cache,
         )
     if refine is not None and plan.has_bits:
         raise InputError(
@@ -257,7 +258,7 @@ def _planned(
     progress: Wanted,
     memory: int | None,
     workers: int | None,
-    solutions: Solutions | None,
+    cache: str | os.PathLike[str] | None,
 ) -> tuple[Plan, Calibration | None, Any]:
     """A plan, the statistics it was made with, and the batches to fit layers on."""
     prepared = prepare(
@@ -269,8 +270,9 @@ def _planned(
         input=input,
         progress=progress,
         check=check,
-        gather=partial(calibrate, memory=memory),
+        gather=partial(calibrate, memory=memory, cache=cache),
     )
+    solutions = None if cache is None else Solutions(cache)
     plan = plan_prepared(model, recipe, prepared, input=input, progress=progress, solutions=solutions, workers=workers)
     # Batches that a search was measured on must not influence the model.
     fit_data = data if data is not None and not isinstance(recipe.budget, Drop) else prepared.fit_data
@@ -292,6 +294,7 @@ def _stats_for(
     input: Key,
     memory: int | None,
     progress: Wanted,
+    cache: str | os.PathLike[str] | None,
 ) -> Calibration | None:
     """The statistics that the norms of a plan need, gathered now if they were not passed."""
     norms = [entry.norm for entry in plan.compressed if entry.norm.needs_stats]
@@ -303,7 +306,7 @@ def _stats_for(
                 parameters=("stats", "data"),
             )
         fisher = next((norm.fisher for norm in norms if norm.fisher), None)
-        stats = calibrate(model, data, fisher=fisher, input=input, memory=memory, progress=progress)
+        stats = calibrate(model, data, fisher=fisher, input=input, memory=memory, progress=progress, cache=cache)
     return stats
 
 
