@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -375,7 +377,8 @@ class TestCache:
 
     @pytest.mark.parametrize("change", ["batches", "fewer batches", "weights", "layers", "damage", "no digest"])
     def test_anything_else_is_gathered(self, model, tmp_path, run_again, change):
-        data, options = [images(2), images(2) + 1], {}
+        data = [images(2), images(2) + 1]
+        options: dict[str, Any] = {}
         ts.calibrate(model, data, cache=tmp_path)
         run_again.clear()
         if change == "batches":
@@ -399,9 +402,75 @@ class TestCache:
         assert len(run_again) == len(data)
         assert_same(found, ts.calibrate(model, data, **options))
 
+    @pytest.mark.parametrize("same", [True, False], ids=["same batches", "other batches"])
+    def test_an_interrupted_run_goes_on_if_its_batches_are_the_same(self, model, tmp_path, same):
+        data = DataLoader(TensorDataset(images(10)), batch_size=2, shuffle=True)
+        settings = {"cache": tmp_path, "checkpoint_every": 1}
+        torch.manual_seed(1)
+        with pytest.raises(KeyboardInterrupt):
+            ts.calibrate(model, data, progress=_interrupt_at(3), **settings)
+        if not same:
+            data = DataLoader(TensorDataset(images(10) + 1), batch_size=2, shuffle=True)
+        torch.manual_seed(1)
+        whole = ts.calibrate(model, data)
+        # Another state of the generator: the order is that of the interrupted run, or a new one.
+        torch.manual_seed(1 if not same else 99)
+        done: list[CalibrationProgress] = []
+        assert_same(ts.calibrate(model, data, progress=done.append, **settings), whole)
+        assert len(done) == (3 if same else 5)
+        assert [path.suffix for path in tmp_path.iterdir()] == [""]
+
     def test_an_iterator_is_not_read_to_look_at_it(self, model, tmp_path):
         for _ in range(2):
             assert ts.calibrate(model, iter([images(2)]), cache=tmp_path).samples == 2
+
+
+@pytest.mark.parametrize(
+    ("stop_at", "options", "change"),
+    [
+        pytest.param(3, {}, lambda data: [data[0] + 1, *data[1:]], id="another first batch"),
+        pytest.param(3, {}, lambda data: data[:1], id="too few"),
+        pytest.param(3, {}, lambda data: [data[1], data[0], *data[2:]], id="another order"),
+        pytest.param(5, {"memory": "110kB"}, lambda data: [data[0] + 1, *data[1:]], id="between passes"),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_batches(model, tmp_path, stop_at, options, change):
+    data = [images(2) + n for n in range(4)]
+    settings = {"checkpoint": tmp_path / "run", "checkpoint_every": 1, **options}
+    with pytest.raises(KeyboardInterrupt):
+        ts.calibrate(model, data, progress=_interrupt_at(stop_at), **settings)
+    with pytest.raises(StoreError, match="was made with other batches"):
+        ts.calibrate(model, change(data), resume=True, **settings)
+    ts.calibrate(model, data, resume=True, **settings)
+
+
+def test_a_run_that_stopped_after_its_last_batch_knows_what_it_saw_besides_moments(tmp_path):
+    """Who reads a weight and what follows a layer is not in a checkpoint, and decides what may be replaced."""
+
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.second = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.norm(self.first(x))) + self.second.weight.sum()
+
+    model, data = Reading().eval(), [images(2), images(2)]
+    whole = ts.calibrate(model, data)
+    assert (whole.read_elsewhere, whole.normalised_by) == (("second",), {"first": "norm"})
+    settings = {"checkpoint": tmp_path / "run", "checkpoint_every": 1}
+    ts.calibrate(model, data, **settings)
+    resumed = ts.calibrate(model, data, resume=True, **settings)
+    assert (resumed.read_elsewhere, resumed.normalised_by) == (whole.read_elsewhere, whole.normalised_by)
+    assert_same(resumed, whole)
+
+
+def _interrupt_at(batch: int) -> Callable[[CalibrationProgress], None]:
+    def interrupt(state: CalibrationProgress) -> None:
+        if state.done == batch:
+            raise KeyboardInterrupt
+
+    return interrupt
 
 
 def test_a_checkpoint_is_not_overlooked_or_misused(model, tmp_path):

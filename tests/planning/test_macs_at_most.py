@@ -10,6 +10,7 @@ from torch import nn
 
 import tensigma as ts
 from tensigma.errors import InputError, PlanWarning
+from tensigma.planning import Budget
 from tensigma.planning import front as fronts
 
 

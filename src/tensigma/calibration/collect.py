@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -16,7 +15,7 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from tensigma.calibration.checkpoint import Checkpoint, State
+from tensigma.calibration.checkpoint import Checkpoint, State, remove_checkpoint
 from tensigma.calibration.collector import Collector
 from tensigma.calibration.followers import Followers
 from tensigma.calibration.keeping import InputsDigest, KeptStatistics
@@ -25,7 +24,7 @@ from tensigma.calibration.memory import MemoryEstimate, estimate_memory, parse_b
 from tensigma.calibration.normalisation import FirstNorm
 from tensigma.calibration.reduction import reduce_stats
 from tensigma.calibration.stats import Calibration
-from tensigma.errors import CalibrationWarning, InputError
+from tensigma.errors import CalibrationWarning, InputError, StoreError
 from tensigma.layers import fingerprint, measurable, select, weight_reads
 from tensigma.running import (
     Batches,
@@ -115,10 +114,11 @@ def calibrate(
         data_name: name of the data, kept in the statistics.
         checkpoint: a folder for the state of the run, written every ``checkpoint_every`` batches. With ``resume`` a
             killed run continues from there; the loader must then give the same batches in the same order, as one that
-            shuffles with torch's own generator does. The folder can be removed once the statistics are saved.
-        cache: a folder in which the finished statistics are kept. The same call with the same weights then only reads
-            the batches again, and if they are the same, returns what was kept. With several processes, and for
-            iterators that can be read once, nothing is kept.
+            shuffles with torch's own generator does, and others are refused. The folder can be removed once the
+            statistics are saved.
+        cache: a folder in which statistics are kept, finished or, every ``checkpoint_every`` batches, unfinished. The
+            same call with the same weights only reads the batches again, as far as they are the same, and goes on from
+            there. With several processes, and for iterators that can be read once, nothing is kept.
 
     Under ``torchrun`` each process passes its own share of the data and all receive the statistics of all shares.
 
@@ -151,16 +151,17 @@ def calibrate(
         "seed": seed,
     }
     with borrowed(model, device), torch.no_grad(), process_group(device_of(model)) as distributed:
-        kept = inputs = None
+        kept = None
         if cache is not None and not distributed and not is_one_shot(batches):
             facts = {**options, "passes": list(targets), "input": input, "data": data_name}
             kept = KeptStatistics(Path(cache), [facts, fingerprint(model), weights_digest(model)])
-            inputs = InputsDigest(labels=fisher == "labels")
             known = kept.load()
-            if known is not None and known.inputs == _read_again(batches, input, max_samples, max_batches, fisher):
+            if known is not None and known.inputs == _read(batches, input, (max_samples, max_batches), fisher):
                 logger.info("the statistics are those of %s", kept.folder)
                 _warn_unreached(known.unreached)
                 return known
+            # A checkpoint that the caller asked for comes first.
+            checkpoint, resume = (kept.unfinished, True) if checkpoint is None else (checkpoint, resume)
         store = None
         if checkpoint is not None:
             rank, size = rank_and_size()
@@ -181,11 +182,11 @@ def calibrate(
             checkpoint=store,
             checkpoint_every=checkpoint_every,
             followers=Followers(model, targets),
-            inputs=inputs,
         )
         first_norm = FirstNorm(model)
         with first_norm.listening(), weight_reads(model, {**targets, **first_norm.layers}) as read:
-            stats = _run(runner, resume=resume, distributed=distributed)
+            spare = kept is not None and checkpoint == kept.unfinished
+            stats, inputs = _run(runner, resume=resume, spare=spare, distributed=distributed)
         doubt = first_norm.doubt()
         pairs = {layer: norm for layer, norm in runner.followers.found().items() if not {layer, norm} & read}
         seen = all_notes(pairs)
@@ -203,7 +204,7 @@ def calibrate(
         unreached=unreached,
         read_elsewhere=tuple(name for name in targets if name in read),
         normalised_by={layer: norm for layer, norm in pairs.items() if all(p.get(layer) == norm for p in seen)},
-        inputs=None if inputs is None else inputs.text,
+        inputs=None if kept is None else inputs,
     )
     # In doubt they are gathered, and doubted, again.
     if kept is not None and doubt is None:
@@ -211,17 +212,22 @@ def calibrate(
     return result
 
 
-def _read_again(
-    batches: Any, input: Key, max_samples: int | None, max_batches: int | None, fisher: str | None
+def _read(
+    batches: Any, input: Key, limits: tuple[int | None, int | None], fisher: str | None, rng: Tensor | None = None
 ) -> str:
-    """The digest of what calibration would read; loaders that shuffle give the same order afterwards."""
+    """The digest of what calibration reads, from this state of torch's generator on; generators stay as they were."""
     generators, before = _loader_generators(batches), torch.get_rng_state()
-    read = islice(Batches(batches, input=input, max_samples=max_samples), max_batches)
-    text = InputsDigest(labels=fisher == "labels").add_all(read).text
+    max_samples, max_batches = limits
+    torch.set_rng_state(before if rng is None else rng)
+    digest = InputsDigest(labels=fisher == "labels")
+    for batch in Batches(batches, input=input, max_samples=max_samples):
+        digest.add(batch)
+        if batch.index + 1 == max_batches:
+            break
     torch.set_rng_state(before)
     for generator, start in generators:
         generator.set_state(start)
-    return text
+    return digest.text
 
 
 def _warn_unreached(unreached: Sequence[str]) -> None:
@@ -257,10 +263,8 @@ class Runner:
     checkpoint: Checkpoint | None
     checkpoint_every: int
     followers: Followers
-    #: Where batches are noted as they are read; None if nobody asks.
-    inputs: InputsDigest | None = None
 
-    def run(self, state: State) -> Mapping[str, LayerStats]:
+    def run(self, state: State) -> State:
         """Continue from ``state`` to the end."""
         generators = _loader_generators(self.batches)
         for number in range(state.finished_passes, len(self.passes)):
@@ -271,7 +275,7 @@ class Runner:
             state = self._run_pass(number, state)
             if self.checkpoint and number + 1 < len(self.passes):
                 self.checkpoint.save(state)
-        return state.layers
+        return state
 
     def _run_pass(self, number: int, start: State) -> State:
         names = self.passes[number]
@@ -279,12 +283,20 @@ class Runner:
         before = {name: stats for name, stats in start.layers.items() if name in names}
         collector = Collector({name: self.targets[name] for name in names}, before, self.estimate.pending)
         with collector.attached(), safe_backward(*([self.model] if self.fisher else [])):
-            self._run_batches(number, start, collector, finished)
+            inputs = self._run_batches(number, start, collector, finished)
         return replace(
-            start, layers={**finished, **collector.finish()}, finished_passes=number + 1, batches=0, samples=0
+            start,
+            layers={**finished, **collector.finish()},
+            finished_passes=number + 1,
+            batches=0,
+            samples=0,
+            inputs=inputs,
         )
 
-    def _run_batches(self, number: int, start: State, collector: Collector, finished: dict[str, LayerStats]) -> None:
+    def _run_batches(
+        self, number: int, start: State, collector: Collector, finished: dict[str, LayerStats]
+    ) -> str | None:
+        """Run over the batches that ``start`` has not seen; the digest of all, if there are checkpoints."""
         max_samples, max_batches = self.limits
         # Weights that are computed from others (parametrised, pruned) are left dense and need no gradients.
         weights = {
@@ -300,15 +312,23 @@ class Runner:
         batches = Batches(self.batches, input=self.input, max_samples=max_samples)
         total = _smaller(batches.n_batches, max_batches)
         clock = time.perf_counter()
-        samples = 0
+        done = samples = 0
         watched = False
+        seen = None if self.checkpoint is None else InputsDigest(labels=self.fisher == "labels")
         for batch in batches:
             if batch.index == 0 and max_samples is not None:
                 total = _smaller(total, -(-max_samples // len(batch)))
             done, samples = batch.index + 1, samples + len(batch)
-            # Every pass reads the same batches, and the last one is never left out.
-            if self.inputs is not None and number + 1 == len(self.passes):
-                self.inputs.add(batch)
+            if seen is not None:
+                seen.add(batch)
+                if done == start.batches:
+                    self._check_inputs(start, seen.text)
+            if done <= start.batches and not watched:
+                # A checkpoint holds moments, but not who reads a weight or what follows a layer; there may be no other
+                # batch to see that in.
+                with collector.deaf(), self.followers.watching():
+                    self.followers.see(run(self.model, batch))
+                watched = True
             if done > start.batches:
                 with nullcontext() if watched else self.followers.watching():
                     self.followers.see(run(self.model, batch))
@@ -323,9 +343,23 @@ class Runner:
                 )
                 if self.checkpoint and done % self.checkpoint_every == 0:
                     so_far = {**finished, **collector.peek()}
-                    self.checkpoint.save(replace(start, layers=so_far, batches=done, samples=samples))
+                    inputs = None if seen is None else seen.text
+                    self.checkpoint.save(replace(start, layers=so_far, batches=done, samples=samples, inputs=inputs))
             if done == max_batches:
                 break
+        if seen is not None and done < start.batches:
+            self._check_inputs(start, seen.text)
+        return None if seen is None else seen.text
+
+    def check_between_passes(self, start: State) -> None:
+        """The same at once where ``start`` has seen all batches in an earlier pass."""
+        if start.finished_passes and not start.batches and start.inputs is not None:
+            self._check_inputs(start, _read(self.batches, self.input, self.limits, self.fisher, start.rng))
+
+    def _check_inputs(self, start: State, seen: str) -> None:
+        """Refuse to go on with other batches than those that ``start`` has seen."""
+        if self.checkpoint is not None and start.inputs not in (None, seen):
+            raise self.checkpoint.other_batches()
 
     def _report_progress(
         self, number: int, done: int, total: int | None, samples: int, first: int, seconds: float
@@ -344,18 +378,42 @@ class Runner:
         )
 
 
-def _run(runner: Runner, *, resume: bool, distributed: bool) -> Mapping[str, LayerStats]:
-    """The statistics of one calibration; if it is distributed, those of all processes together."""
+def _run(
+    runner: Runner, *, resume: bool, spare: bool, distributed: bool
+) -> tuple[Mapping[str, LayerStats], str | None]:
+    """The statistics of one calibration, of all its processes together, and the digest of the batches of this one.
+
+    With ``spare``, a checkpoint that cannot be used is passed over.
+    """
     failure: BaseException | None = None
-    stats: Mapping[str, LayerStats] = {}
+    state = State()
     try:
-        saved = runner.checkpoint.load(resume=resume) if runner.checkpoint else None
-        stats = runner.run(saved or State())
+        state = _resumed(runner, state, resume=resume, spare=spare)
     except Exception as error:
         if not distributed:
             raise
         failure = error
-    return reduce_stats(stats, failure) if distributed else stats
+    return (reduce_stats(state.layers, failure) if distributed else state.layers), state.inputs
+
+
+def _resumed(runner: Runner, fresh: State, *, resume: bool, spare: bool) -> State:
+    """The state at the end of a run that continues from its checkpoint, or begins with ``fresh``."""
+    if runner.checkpoint is None:
+        return runner.run(fresh)
+    generators = _loader_generators(runner.batches)
+    try:
+        saved = runner.checkpoint.load(resume=resume)
+        if saved is not None:
+            runner.check_between_passes(saved)
+        return runner.run(saved or fresh)
+    except StoreError as error:
+        if not spare:
+            raise
+        logger.warning("the unfinished calibration in the cache is not used: %s", error)
+    remove_checkpoint(runner.checkpoint.folder)
+    for generator, start in generators:
+        generator.set_state(start)
+    return runner.run(fresh)
 
 
 def select_layers(model: nn.Module, layers: str | Sequence[str] | None) -> dict[str, nn.Module]:

@@ -1,13 +1,13 @@
-"""Finished statistics in a cache, so that a command that was interrupted later on does not gather them again."""
+"""Statistics in a cache, so that a command that is interrupted does not gather them again."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tensigma.calibration.checkpoint import remove_checkpoint
 from tensigma.calibration.stats import Calibration
 from tensigma.errors import StoreError
 from tensigma.running import Batch, Digest, class_labels, tensors_in
@@ -39,12 +39,6 @@ class InputsDigest:
             self._digest.add(class_labels(batch.item))
         return self
 
-    def add_all(self, batches: Iterable[Batch]) -> InputsDigest:
-        """Add many."""
-        for batch in batches:
-            self.add(batch)
-        return self
-
     @property
     def text(self) -> str:
         """The digest of all batches so far."""
@@ -60,6 +54,8 @@ class KeptStatistics:
     def __init__(self, cache: str | Path, facts: Any) -> None:
         key = Digest(20).add({"kept": _VERSION, "library": version("tensigma")}).add(facts)
         self.folder = Path(cache) / f"calibration-{key.text}"
+        #: For checkpoints, while they are gathered.
+        self.unfinished = self.folder.with_name(f"{self.folder.name}.checkpoint")
 
     def load(self) -> Calibration | None:
         """What is there; None if there is nothing, or nothing that can be used."""
@@ -79,5 +75,6 @@ class KeptStatistics:
         """Keep ``stats`` in place of what was there, unless another run is writing them or the place is not ours."""
         try:
             stats.save(self.folder, force=True)
+            remove_checkpoint(self.unfinished)
         except StoreError as error:
             logger.warning("the statistics are not kept: %s", error)

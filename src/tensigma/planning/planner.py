@@ -84,8 +84,8 @@ def plan(
             the others calibrate.
         input: The key or position of the model's input in a batch of ``data``.
         check: Refuse statistics that were gathered with other weights than those of ``model``.
-        cache: A folder for statistics that are gathered here, curves, effects and trials. What is found there is not computed again, so the same call
-            resumes a killed run.
+        cache: A folder for statistics that are gathered here, curves, effects and trials. What is found there is not
+            computed again, so the same call resumes a killed run.
         progress: True for lines in the log, or a function that is called with a
             :class:`~tensigma.planning.PlanningProgress` after the curves of each layer, which a budget needs, a
             :class:`~tensigma.planning.TimingProgress` after each shape that ``Latency`` has timed, under
