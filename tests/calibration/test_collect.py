@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import random
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tensigma as ts
 from reference_calibration import naive_moments
-from tensigma.calibration import CalibrationProgress, collect, estimate_memory, select_layers
+from tensigma.calibration import CalibrationProgress, collect, estimate_memory, remove_checkpoint, select_layers
 from tensigma.errors import CalibrationWarning, InputError, StoreError
 from tensigma.files import seal
 from tensigma.running import Batch
@@ -420,6 +422,21 @@ class TestCache:
         assert len(done) == (3 if same else 5)
         assert [path.suffix for path in tmp_path.iterdir()] == [""]
 
+    def test_two_runs_at_once_do_not_disturb_each_other(self, model, tmp_path):
+        whole, twin = ts.calibrate(model, [images(2)] * 3), copy.deepcopy(model)
+        inner: list[ts.Calibration] = []
+        settings: dict[str, Any] = {"cache": tmp_path, "checkpoint_every": 1}
+
+        def another(state: CalibrationProgress) -> None:
+            if state.done == 2:
+                thread = Thread(target=lambda: inner.append(ts.calibrate(twin, [images(2)] * 3, **settings)))
+                thread.start()
+                thread.join()
+
+        assert_same(ts.calibrate(model, [images(2)] * 3, progress=another, **settings), whole)
+        assert_same(inner[0], whole)
+        assert [path.suffix for path in tmp_path.iterdir()] == [""]
+
     def test_an_iterator_is_not_read_to_look_at_it(self, model, tmp_path):
         for _ in range(2):
             assert ts.calibrate(model, iter([images(2)]), cache=tmp_path).samples == 2
@@ -442,6 +459,15 @@ def test_a_run_is_not_resumed_with_other_batches(model, tmp_path, stop_at, optio
     with pytest.raises(StoreError, match="was made with other batches"):
         ts.calibrate(model, change(data), resume=True, **settings)
     ts.calibrate(model, data, resume=True, **settings)
+
+
+@pytest.mark.parametrize("left", [".step-000002.claim", ".step-000002.partial-999999999"])
+def test_what_a_kill_left_in_a_checkpoint_does_not_keep_it_from_being_removed(model, tmp_path, left):
+    folder = tmp_path / "run"
+    ts.calibrate(model, [images(2)], checkpoint=folder, checkpoint_every=1)
+    (folder / left).write_text("999999999")
+    remove_checkpoint(folder)
+    assert not folder.exists()
 
 
 def test_a_run_that_stopped_after_its_last_batch_knows_what_it_saw_besides_moments(tmp_path):

@@ -120,5 +120,9 @@ def remove_checkpoint(folder: str | os.PathLike[str]) -> None:
             if (step / MANIFEST).is_file():
                 shutil.rmtree(step, ignore_errors=True)
         sweep(part)
+        # Of a process that was killed while it wrote a step; the next step would have taken it over.
+        for claim in part.glob(".step-*.claim"):
+            with suppress(OSError):
+                claim.unlink()
         with suppress(OSError):
             part.rmdir()

@@ -6,7 +6,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -150,8 +150,14 @@ def calibrate(
         "fisher": fisher,
         "seed": seed,
     }
-    with borrowed(model, device), torch.no_grad(), process_group(device_of(model)) as distributed:
+    with (
+        borrowed(model, device),
+        torch.no_grad(),
+        process_group(device_of(model)) as distributed,
+        ExitStack() as stack,
+    ):
         kept = None
+        spare = False
         if cache is not None and not distributed and not is_one_shot(batches):
             facts = {**options, "passes": list(targets), "input": input, "data": data_name}
             kept = KeptStatistics(Path(cache), [facts, fingerprint(model), weights_digest(model)])
@@ -161,7 +167,8 @@ def calibrate(
                 _warn_unreached(known.unreached)
                 return known
             # A checkpoint that the caller asked for comes first.
-            checkpoint, resume = (kept.unfinished, True) if checkpoint is None else (checkpoint, resume)
+            if checkpoint is None:
+                checkpoint, resume, spare = stack.enter_context(kept.checkpoint()), True, True
         store = None
         if checkpoint is not None:
             rank, size = rank_and_size()
@@ -182,10 +189,10 @@ def calibrate(
             checkpoint=store,
             checkpoint_every=checkpoint_every,
             followers=Followers(model, targets),
+            notes_inputs=checkpoint is not None or kept is not None,
         )
         first_norm = FirstNorm(model)
         with first_norm.listening(), weight_reads(model, {**targets, **first_norm.layers}) as read:
-            spare = kept is not None and checkpoint == kept.unfinished
             stats, inputs = _run(runner, resume=resume, spare=spare, distributed=distributed)
         doubt = first_norm.doubt()
         pairs = {layer: norm for layer, norm in runner.followers.found().items() if not {layer, norm} & read}
@@ -263,6 +270,8 @@ class Runner:
     checkpoint: Checkpoint | None
     checkpoint_every: int
     followers: Followers
+    #: Whether to compute a digest of the batches.
+    notes_inputs: bool
 
     def run(self, state: State) -> State:
         """Continue from ``state`` to the end."""
@@ -296,7 +305,7 @@ class Runner:
     def _run_batches(
         self, number: int, start: State, collector: Collector, finished: dict[str, LayerStats]
     ) -> str | None:
-        """Run over the batches that ``start`` has not seen; the digest of all, if there are checkpoints."""
+        """Run over the batches that ``start`` has not seen; the digest of all, if it is wanted."""
         max_samples, max_batches = self.limits
         # Weights that are computed from others (parametrised, pruned) are left dense and need no gradients.
         weights = {
@@ -314,7 +323,7 @@ class Runner:
         clock = time.perf_counter()
         done = samples = 0
         watched = False
-        seen = None if self.checkpoint is None else InputsDigest(labels=self.fisher == "labels")
+        seen = InputsDigest(labels=self.fisher == "labels") if self.notes_inputs else None
         for batch in batches:
             if batch.index == 0 and max_samples is not None:
                 total = _smaller(total, -(-max_samples // len(batch)))

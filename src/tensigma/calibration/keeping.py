@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 from tensigma.calibration.checkpoint import remove_checkpoint
 from tensigma.calibration.stats import Calibration
 from tensigma.errors import StoreError
+from tensigma.files import claimed
 from tensigma.running import Batch, Digest, class_labels, tensors_in
 
 logger = logging.getLogger(__name__)
@@ -56,6 +59,17 @@ class KeptStatistics:
         self.folder = Path(cache) / f"calibration-{key.text}"
         #: For checkpoints, while they are gathered.
         self.unfinished = self.folder.with_name(f"{self.folder.name}.checkpoint")
+
+    @contextmanager
+    def checkpoint(self) -> Iterator[Path | None]:
+        """The folder for checkpoints, held while the block runs; None if another run holds it."""
+        with ExitStack() as stack:
+            place: Path | None = self.unfinished
+            try:
+                stack.enter_context(claimed(self.unfinished))
+            except StoreError:
+                place = None
+            yield place
 
     def load(self) -> Calibration | None:
         """What is there; None if there is nothing, or nothing that can be used."""
