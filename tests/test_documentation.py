@@ -74,6 +74,8 @@ ALONE = [
 ]
 
 
+# Whether it is slower depends on the machine.
+@pytest.mark.filterwarnings("ignore:the compressed model is slower:tensigma.errors.PlanWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("block", ALONE)
 def test_python_blocks_run(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import random
+from collections.abc import Callable
+from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +18,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tensigma as ts
 from reference_calibration import naive_moments
-from tensigma.calibration import CalibrationProgress, estimate_memory, select_layers
+from tensigma.calibration import CalibrationProgress, collect, estimate_memory, remove_checkpoint, select_layers
 from tensigma.errors import CalibrationWarning, InputError, StoreError
 from tensigma.files import seal
+from tensigma.running import Batch
 
 
 class Net(nn.Module):
@@ -331,6 +336,167 @@ def test_a_checkpoint_with_a_damaged_generator_is_refused(model, tmp_path, chang
     manifest.write_text(json.dumps(seal(content)))
     with pytest.raises(StoreError, match="generator"):
         ts.calibrate(model, [images(2)] * 3, checkpoint=folder, checkpoint_every=1, resume=True)
+
+
+class TestCache:
+    @pytest.fixture
+    def run_again(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """The batches that a model runs over."""
+        runs: list[int] = []
+        real = collect.run
+
+        def noted(model: nn.Module, batch: Batch) -> object:
+            runs.append(batch.index)
+            return real(model, batch)
+
+        monkeypatch.setattr(collect, "run", noted)
+        return runs
+
+    @pytest.mark.parametrize("options", [{}, {"memory": "110kB"}, {"fisher": "model"}, {"max_samples": 5}])
+    def test_what_is_kept_is_not_gathered_again(self, model, tmp_path, run_again, options):
+        whole = ts.calibrate(model, [images(2)] * 3, **options)
+        data = [images(2)] * 3
+        first = ts.calibrate(model, data, cache=tmp_path, **options)
+        run_again.clear()
+        second = ts.calibrate(model, data, cache=tmp_path, **options)
+        assert run_again == []
+        for stats in (first, second):
+            assert stats.keys() == whole.keys()
+            assert (stats.fingerprint, stats.weights) == (whole.fingerprint, whole.weights)
+            assert (stats.read_elsewhere, stats.normalised_by) == (whole.read_elsewhere, whole.normalised_by)
+            for name, layer in stats.items():
+                assert layer._fields() == whole[name]._fields()
+                assert all(tensor.equal(whole[name]._tensors()[key]) for key, tensor in layer._tensors().items())
+
+    def test_a_loader_that_shuffles_gives_the_same_statistics_as_without_a_cache(self, model, tmp_path):
+        data = DataLoader(TensorDataset(images(12)), batch_size=5, shuffle=True)
+        results = []
+        for cache in (None, tmp_path, tmp_path):
+            torch.manual_seed(1)
+            results.append(ts.calibrate(model, data, cache=cache, max_samples=5))
+        for stats in results[1:]:
+            assert stats["stem"].covariance.equal(results[0]["stem"].covariance)
+
+    @pytest.mark.parametrize("change", ["batches", "fewer batches", "weights", "layers", "damage", "no digest"])
+    def test_anything_else_is_gathered(self, model, tmp_path, run_again, change):
+        data = [images(2), images(2) + 1]
+        options: dict[str, Any] = {}
+        ts.calibrate(model, data, cache=tmp_path)
+        run_again.clear()
+        if change == "batches":
+            data[1] = data[1] + 1
+        elif change == "fewer batches":
+            data.pop()
+        elif change == "weights":
+            with torch.no_grad():
+                model.stem.weight += 1
+        elif change == "layers":
+            options["layers"] = "stem"
+        else:
+            (manifest,) = tmp_path.rglob("manifest.json")
+            content = json.loads(manifest.read_text())
+            if change == "damage":
+                content["samples"] += 1
+            else:
+                del content["inputs"]
+            manifest.write_text(json.dumps(content if change == "damage" else seal(content)))
+        found = ts.calibrate(model, data, cache=tmp_path, **options)
+        assert len(run_again) == len(data)
+        assert_same(found, ts.calibrate(model, data, **options))
+
+    @pytest.mark.parametrize("same", [True, False], ids=["same batches", "other batches"])
+    def test_an_interrupted_run_goes_on_if_its_batches_are_the_same(self, model, tmp_path, same):
+        data = DataLoader(TensorDataset(images(10)), batch_size=2, shuffle=True)
+        settings = {"cache": tmp_path, "checkpoint_every": 1}
+        torch.manual_seed(1)
+        with pytest.raises(KeyboardInterrupt):
+            ts.calibrate(model, data, progress=_interrupt_at(3), **settings)
+        if not same:
+            data = DataLoader(TensorDataset(images(10) + 1), batch_size=2, shuffle=True)
+        torch.manual_seed(1)
+        whole = ts.calibrate(model, data)
+        # Another state of the generator: the order is that of the interrupted run, or a new one.
+        torch.manual_seed(1 if not same else 99)
+        done: list[CalibrationProgress] = []
+        assert_same(ts.calibrate(model, data, progress=done.append, **settings), whole)
+        assert len(done) == (3 if same else 5)
+        assert [path.suffix for path in tmp_path.iterdir()] == [""]
+
+    def test_two_runs_at_once_do_not_disturb_each_other(self, model, tmp_path):
+        whole, twin = ts.calibrate(model, [images(2)] * 3), copy.deepcopy(model)
+        inner: list[ts.Calibration] = []
+        settings: dict[str, Any] = {"cache": tmp_path, "checkpoint_every": 1}
+
+        def another(state: CalibrationProgress) -> None:
+            if state.done == 2:
+                thread = Thread(target=lambda: inner.append(ts.calibrate(twin, [images(2)] * 3, **settings)))
+                thread.start()
+                thread.join()
+
+        assert_same(ts.calibrate(model, [images(2)] * 3, progress=another, **settings), whole)
+        assert_same(inner[0], whole)
+        assert [path.suffix for path in tmp_path.iterdir()] == [""]
+
+    def test_an_iterator_is_not_read_to_look_at_it(self, model, tmp_path):
+        for _ in range(2):
+            assert ts.calibrate(model, iter([images(2)]), cache=tmp_path).samples == 2
+
+
+@pytest.mark.parametrize(
+    ("stop_at", "options", "change"),
+    [
+        pytest.param(3, {}, lambda data: [data[0] + 1, *data[1:]], id="another first batch"),
+        pytest.param(3, {}, lambda data: data[:1], id="too few"),
+        pytest.param(3, {}, lambda data: [data[1], data[0], *data[2:]], id="another order"),
+        pytest.param(5, {"memory": "110kB"}, lambda data: [data[0] + 1, *data[1:]], id="between passes"),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_batches(model, tmp_path, stop_at, options, change):
+    data = [images(2) + n for n in range(4)]
+    settings = {"checkpoint": tmp_path / "run", "checkpoint_every": 1, **options}
+    with pytest.raises(KeyboardInterrupt):
+        ts.calibrate(model, data, progress=_interrupt_at(stop_at), **settings)
+    with pytest.raises(StoreError, match="was made with other batches"):
+        ts.calibrate(model, change(data), resume=True, **settings)
+    ts.calibrate(model, data, resume=True, **settings)
+
+
+@pytest.mark.parametrize("left", [".step-000002.claim", ".step-000002.partial-999999999"])
+def test_what_a_kill_left_in_a_checkpoint_does_not_keep_it_from_being_removed(model, tmp_path, left):
+    folder = tmp_path / "run"
+    ts.calibrate(model, [images(2)], checkpoint=folder, checkpoint_every=1)
+    (folder / left).write_text("999999999")
+    remove_checkpoint(folder)
+    assert not folder.exists()
+
+
+def test_a_run_that_stopped_after_its_last_batch_knows_what_it_saw_besides_moments(tmp_path):
+    """Who reads a weight and what follows a layer is not in a checkpoint, and decides what may be replaced."""
+
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.second = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.norm(self.first(x))) + self.second.weight.sum()
+
+    model, data = Reading().eval(), [images(2), images(2)]
+    whole = ts.calibrate(model, data)
+    assert (whole.read_elsewhere, whole.normalised_by) == (("second",), {"first": "norm"})
+    settings = {"checkpoint": tmp_path / "run", "checkpoint_every": 1}
+    ts.calibrate(model, data, **settings)
+    resumed = ts.calibrate(model, data, resume=True, **settings)
+    assert (resumed.read_elsewhere, resumed.normalised_by) == (whole.read_elsewhere, whole.normalised_by)
+    assert_same(resumed, whole)
+
+
+def _interrupt_at(batch: int) -> Callable[[CalibrationProgress], None]:
+    def interrupt(state: CalibrationProgress) -> None:
+        if state.done == batch:
+            raise KeyboardInterrupt
+
+    return interrupt
 
 
 def test_a_checkpoint_is_not_overlooked_or_misused(model, tmp_path):

@@ -358,6 +358,28 @@ class TestArchitecture:
             stats.check_model(other())
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        pytest.param("2", [6, 6], id="too few axes"),
+        pytest.param("2", [6, 6, 6, 6], id="too many axes"),
+        pytest.param("2", [5, 6, 6], id="other channels"),
+        pytest.param("2", [6, 6, 2], id="smaller than the kernel"),
+        pytest.param("2", [6, 0, 6], id="nothing in it"),
+        pytest.param("4", [7], id="other width"),
+    ],
+)
+def test_sizes_that_no_input_of_the_layer_has_are_refused(
+    model: nn.Module, tmp_path: Path, name: str, shape: list[int]
+) -> None:
+    """In a store without digests: multiply-adds, and budgets of them, follow from these sizes."""
+    ts.calibrate(model, [images(4)]).save(tmp_path / "stats")
+    _edit_layer(tmp_path / "stats", name, sealed=False, input_shape=shape)
+    stats = ts.Calibration.load(tmp_path / "stats")
+    with pytest.raises(StoreError, match=rf"layer '{name}' .* cannot have met an input of shape"):
+        ts.plan(model, stats, budget=ts.Params(0.7))
+
+
 class TestWeights:
     """Statistics say what reaches a layer with the weights they were gathered with, and with no others."""
 

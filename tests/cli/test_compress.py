@@ -233,11 +233,12 @@ def test_resume_is_the_same_command_again(run, weights: Path, place: Path, monke
     assert not (place / "small").exists()
     monkeypatch.setattr(ts, "compress", real)
     kept = {file.name for file in (place / "cache").iterdir()}
-    assert {name.partition("-")[0] for name in kept} >= {"curve", "effects"}
+    assert {name.partition("-")[0] for name in kept} >= {"calibration", "curve", "effects"}
 
     def computed_again(*_: object, **__: object) -> None:
-        raise AssertionError("a curve or an effect is computed again")
+        raise AssertionError("statistics, a curve or an effect is computed again")
 
+    monkeypatch.setattr("tensigma.calibration.collect.Collector", computed_again)
     monkeypatch.setattr("tensigma.planning.planning_store.curve", computed_again)
     monkeypatch.setattr("tensigma.planning.effects._squares", computed_again)
     run(*command, "--out", "small", "--cache", "cache", "--resume")

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tensigma.compression import Report
-from tensigma.errors import StoreError
+import tensigma as ts
+from tensigma.compression import Report, execution
+from tensigma.errors import InputError, PlanWarning, StoreError
 from tensigma.evaluation import Size, is_slower, speed_in_words, speed_note, speedup_of
 from tensigma.report.cards import headline
 
@@ -82,3 +83,62 @@ def test_the_note_is_in_the_report_and_in_its_headline() -> None:
     assert card.change == "1.60× slower, PyTorch, one thread, batch 16"
     with pytest.raises(StoreError, match="after is 0"):
         Report.from_json(report.with_notes(speed={**note, "after": 0}).to_json())
+
+
+class TestCompress:
+    """``ts.compress(…, speed=True)``."""
+
+    @pytest.fixture
+    def model(self) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+    @pytest.fixture
+    def plan(self, model: nn.Module) -> ts.Plan:
+        return ts.plan(model, ranks=ts.Ranks({"*": 2}), norm="frobenius")
+
+    def _time(self, monkeypatch: pytest.MonkeyPatch, note: dict[str, float] | None) -> list[int]:
+        samples: list[int] = []
+
+        def timed(original: nn.Module, small: nn.Module, inputs: Tensor) -> dict[str, float] | None:
+            assert isinstance(small.get_submodule("2"), nn.Sequential)
+            samples.append(len(inputs))
+            return note
+
+        monkeypatch.setattr(execution, "speed_note", timed)
+        return samples
+
+    def test_nothing_is_timed_unless_asked(
+        self, model: nn.Module, plan: ts.Plan, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        samples = self._time(monkeypatch, None)
+        _, report = ts.compress(model, plan, data=[torch.zeros(20, 8)])
+        assert samples == []
+        assert "speed" not in report.notes
+
+    def test_what_is_slower_is_told(self, model: nn.Module, plan: ts.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+        note = {"batch": 16, "before": 0.010, "after": 0.016}
+        samples = self._time(monkeypatch, note)
+        with pytest.warns(PlanWarning, match=r"slower than the original: 1\.60 times slower") as caught:
+            _, report = ts.compress(model, plan, data=[torch.zeros(20, 8)], speed=True)
+        assert caught[0].filename == __file__
+        assert samples == [16]
+        assert report.notes["speed"] == note
+        assert str(report).endswith(speed_in_words(note))
+
+    @pytest.mark.parametrize("note", [None, {"batch": 16, "before": 0.010, "after": 0.005}])
+    def test_what_is_faster_or_not_timed_is_not(
+        self, model: nn.Module, plan: ts.Plan, note: dict[str, float] | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self._time(monkeypatch, note)
+        _, report = ts.compress(model, plan, data=[torch.zeros(20, 8)], speed=True)
+        assert report.notes.get("speed") == note
+
+    def test_data_is_needed_and_asked_for_at_once(self, model: nn.Module, plan: ts.Plan) -> None:
+        with pytest.raises(InputError, match="speed=True needs data="):
+            ts.compress(model, plan, speed=True)
+        with pytest.raises(InputError, match="speed=True reads data more than once"):
+            ts.compress(model, iter([torch.zeros(2, 8)]), budget=ts.Params(0.9), speed=True)
+        # Under Drop what is given as data= is searched on, and the batches are what is read again.
+        with pytest.raises(InputError, match="speed=True reads data more than once"):
+            ts.compress(model, iter([torch.zeros(2, 8)]), budget=ts.Drop(0.1), data=[torch.zeros(2, 8)], speed=True)

@@ -10,6 +10,7 @@ from torch import nn
 
 import tensigma as ts
 from tensigma.errors import InputError, PlanWarning
+from tensigma.planning import Budget
 from tensigma.planning import front as fronts
 
 
@@ -68,9 +69,9 @@ def test_nonsense_is_refused(limit: object) -> None:
         ts.Params(0.5, at_most=limit)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("budget", [ts.Params(0.001), ts.Macs(0.001)])
+@pytest.mark.parametrize("budget", [ts.Params(0.001), ts.Macs(0.001), ts.Bytes(0.001), ts.Bytes(0.5) & ts.Macs(0.001)])
 def test_a_budget_out_of_reach_is_refused_before_curves_are_computed(
-    stats: ts.Calibration, budget: ts.Params | ts.Macs, monkeypatch: pytest.MonkeyPatch
+    stats: ts.Calibration, budget: Budget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("curves are computed")

@@ -82,6 +82,21 @@ def _read_archive(folder: Path) -> Value:
     return _tensors(ts.load(folder / "small", network()).state_dict())
 
 
+def _without_digests(folder: Path) -> None:
+    """The manifest as version 0.1 wrote it: nothing tells damage there but the values themselves."""
+    file = folder / "manifest.json"
+    manifest = json.loads(file.read_text())
+    for entry in (manifest, *manifest["layers"].values()):
+        for key in ("digest", "digests"):
+            entry.pop(key, None)
+    file.write_text(json.dumps(manifest))
+
+
+def _write_old_archive(folder: Path) -> None:
+    _write_archive(folder)
+    _without_digests(folder / "small")
+
+
 def _write_packed_archive(folder: Path) -> None:
     small = ts.compress(network(), _plan())[0]
     weights = [layer for layer in small.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
@@ -100,6 +115,23 @@ def _read_stats(folder: Path) -> Value:
         name: (layer._fields(), _tensors(layer._tensors()), layer.count, layer.samples) for name, layer in stats.items()
     }
     return (layers, stats.samples, stats.data, stats.fingerprint, stats.weights, stats.unreached)
+
+
+def _write_old_stats(folder: Path) -> None:
+    _write_stats(folder)
+    _without_digests(folder / "stats")
+
+
+def _read_and_plan(folder: Path) -> Value:
+    """Statistics that are read and used, since without digests damaged ones may be read."""
+    value = _read_stats(folder)
+    stats = ts.Calibration.load(folder / "stats")
+    plan = ts.plan(network(), stats, budget=ts.Params(0.8), method="svd")
+    sizes = (plan.before.params, plan.after.params, plan.before.macs, plan.after.macs)
+    if min(sizes) < 0:
+        raise AssertionError(f"negative totals {sizes}")
+    ts.compress(network(), plan, stats)
+    return value, sizes
 
 
 def _halting(state: Any) -> None:
@@ -269,7 +301,9 @@ def _read_photo(folder: Path) -> Value:
 PARSERS = (
     Parser("archive", _write_archive, _read_archive),
     Parser("archive with packed weights", _write_packed_archive, _read_archive),
+    Parser("archive without digests", _write_old_archive, _read_archive, editable=True),
     Parser("statistics", _write_stats, _read_stats),
+    Parser("statistics without digests", _write_old_stats, _read_and_plan, editable=True),
     Parser("unfinished calibration", _write_checkpoint, _read_checkpoint),
     Parser("plan", _write_plan, _read_plan, editable=True),
     Parser("report", _write_sealed_report, _read_report),

@@ -129,7 +129,9 @@ def one_cache(folder: Path, tally: Tally) -> None:
         "ts.save(ts.compress(network(), _plan(), cache=place / 'cache')[0], place / sys.argv[2])"
     )
     folder.mkdir(parents=True)
-    children = [subprocess.Popen([sys.executable, "-c", code, str(folder), name]) for name in ("a", "b")]
+    children = [
+        subprocess.Popen([sys.executable, "-c", code, str(folder), name], env=_of_here()) for name in ("a", "b")
+    ]
     held = [child.wait() for child in children] == [0, 0]
     states = [ts.load(folder / name, network()).state_dict() for name in ("a", "b")] if held else [{}, {}]
     held = held and all(states[0][key].equal(states[1][key]) for key in states[0])
@@ -143,7 +145,9 @@ def one_output(folder: Path, tally: Tally) -> None:
     command = [sys.executable, "-m", "tensigma", "compress", "zoo:digits-cnn?width=6", "--norm", "frobenius"]
     command += ["--ranks", "vbmf=0.5", "--out", "small"]
     children = [
-        subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(
+            command, cwd=folder, env=_of_here(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         for _ in range(2)
     ]
     ends = [(child.communicate()[0], child.returncode) for child in children]
@@ -153,6 +157,11 @@ def one_output(folder: Path, tally: Tally) -> None:
     }
     held = sorted(code for _, code in ends) == [0, 1] and len(refused) == 1 and whole
     tally.add("held" if held else "collided", f"two commands with one --out: {ends}")
+
+
+def _of_here() -> dict[str, str]:
+    """The environment for a process that finds what this one finds."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def one_place(folder: Path, tally: Tally) -> None:

@@ -1,4 +1,4 @@
-"""docs/reliability.md says what results/torture.json says."""
+"""docs/reliability.md says what results/torture.json and results/benchmark_digests.json say."""
 
 from __future__ import annotations
 
@@ -47,3 +47,16 @@ def test_the_other_figures_are_those_of_the_run() -> None:
 
 def test_no_part_is_left_unfinished() -> None:
     assert not [name for name, result in RESULTS.items() if result.get("unfinished")]
+
+
+def test_the_figures_of_digests_are_those_of_the_benchmark() -> None:
+    result = json.loads((ROOT / "results" / "benchmark_digests.json").read_text(encoding="utf-8"))
+    text = " ".join(PAGE.partition("## Digests")[2].split())
+    wall, processor = result["ratios"]["wall"], result["ratios"]["processor"]
+    seconds, speed = result["seconds"]["load"]["wall"], result["gb_per_s"]["wall"]
+    assert f"an archive of {result['bytes'] / 1e8:.0f}00 MB" in text
+    assert f"takes {seconds:.2f} s, {speed:.2f} GB/s" in text
+    assert f"{wall['load / read']:.2f} times as long as reading" in text
+    assert f"{wall['load / load without digests']:.2f} times as long as loading it without" in text
+    pair = f"{processor['load / read']:.1f} and {processor['load / load without digests']:.1f} times as much"
+    assert pair in text

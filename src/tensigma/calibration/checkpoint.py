@@ -29,6 +29,8 @@ class State:
     finished_passes: int = 0
     batches: int = 0
     samples: int = 0
+    #: Digest of these batches or, between two passes, of all; None if unknown.
+    inputs: str | None = None
     #: State of torch's generator before the first batch, so that a shuffling loader repeats its order.
     rng: Tensor = field(default_factory=torch.get_rng_state)
 
@@ -54,6 +56,7 @@ class Checkpoint:
             "batches": state.batches,
             "samples": state.samples,
             "rng": state.rng.tolist(),
+            **({} if state.inputs is None else {"inputs": state.inputs}),
         }
         parts = Calibration(state.layers)._parts()
         write_store(self.folder / f"step-{step:06d}", manifest, parts)
@@ -93,7 +96,15 @@ class Checkpoint:
             finished_passes=manifest["finished_passes"],
             batches=manifest["batches"],
             samples=manifest["samples"],
+            inputs=manifest.get("inputs"),
             rng=rng,
+        )
+
+    def other_batches(self) -> StoreError:
+        """The error of a run that is resumed with other data."""
+        return StoreError(
+            f"the checkpoint {self.folder} was made with other batches than those of this run; resume with the same "
+            "data in the same order, or remove the folder"
         )
 
     def _steps(self) -> list[Path]:
@@ -109,5 +120,9 @@ def remove_checkpoint(folder: str | os.PathLike[str]) -> None:
             if (step / MANIFEST).is_file():
                 shutil.rmtree(step, ignore_errors=True)
         sweep(part)
+        # Of a process that was killed while it wrote a step; the next step would have taken it over.
+        for claim in part.glob(".step-*.claim"):
+            with suppress(OSError):
+                claim.unlink()
         with suppress(OSError):
             part.rmdir()

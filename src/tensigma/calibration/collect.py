@@ -6,7 +6,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -15,15 +15,16 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from tensigma.calibration.checkpoint import Checkpoint, State
+from tensigma.calibration.checkpoint import Checkpoint, State, remove_checkpoint
 from tensigma.calibration.collector import Collector
 from tensigma.calibration.followers import Followers
+from tensigma.calibration.keeping import InputsDigest, KeptStatistics
 from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.memory import MemoryEstimate, estimate_memory, parse_bytes, plan_passes
 from tensigma.calibration.normalisation import FirstNorm
 from tensigma.calibration.reduction import reduce_stats
 from tensigma.calibration.stats import Calibration
-from tensigma.errors import CalibrationWarning, InputError
+from tensigma.errors import CalibrationWarning, InputError, StoreError
 from tensigma.layers import fingerprint, measurable, select, weight_reads
 from tensigma.running import (
     Batches,
@@ -87,6 +88,7 @@ def calibrate(
     checkpoint: str | PathLike[str] | None = None,
     checkpoint_every: int = 50,
     resume: bool = False,
+    cache: str | PathLike[str] | None = None,
     seed: int = 0,
 ) -> Calibration:
     """Gather the moments of the input of every convolution and Linear layer while ``model`` runs over ``batches``.
@@ -112,7 +114,11 @@ def calibrate(
         data_name: name of the data, kept in the statistics.
         checkpoint: a folder for the state of the run, written every ``checkpoint_every`` batches. With ``resume`` a
             killed run continues from there; the loader must then give the same batches in the same order, as one that
-            shuffles with torch's own generator does. The folder can be removed once the statistics are saved.
+            shuffles with torch's own generator does, and others are refused. The folder can be removed once the
+            statistics are saved.
+        cache: a folder in which statistics are kept, finished or, every ``checkpoint_every`` batches, unfinished. The
+            same call with the same weights only reads the batches again, as far as they are the same, and goes on from
+            there. With several processes, and for iterators that can be read once, nothing is kept.
 
     Under ``torchrun`` each process passes its own share of the data and all receive the statistics of all shares.
 
@@ -144,7 +150,25 @@ def calibrate(
         "fisher": fisher,
         "seed": seed,
     }
-    with borrowed(model, device), torch.no_grad(), process_group(device_of(model)) as distributed:
+    with (
+        borrowed(model, device),
+        torch.no_grad(),
+        process_group(device_of(model)) as distributed,
+        ExitStack() as stack,
+    ):
+        kept = None
+        spare = False
+        if cache is not None and not distributed and not is_one_shot(batches):
+            facts = {**options, "passes": list(targets), "input": input, "data": data_name}
+            kept = KeptStatistics(Path(cache), [facts, fingerprint(model), weights_digest(model)])
+            known = kept.load()
+            if known is not None and known.inputs == _read(batches, input, (max_samples, max_batches), fisher):
+                logger.info("the statistics are those of %s", kept.folder)
+                _warn_unreached(known.unreached)
+                return known
+            # A checkpoint that the caller asked for comes first.
+            if checkpoint is None:
+                checkpoint, resume, spare = stack.enter_context(kept.checkpoint()), True, True
         store = None
         if checkpoint is not None:
             rank, size = rank_and_size()
@@ -165,10 +189,11 @@ def calibrate(
             checkpoint=store,
             checkpoint_every=checkpoint_every,
             followers=Followers(model, targets),
+            notes_inputs=checkpoint is not None or kept is not None,
         )
         first_norm = FirstNorm(model)
         with first_norm.listening(), weight_reads(model, {**targets, **first_norm.layers}) as read:
-            stats = _run(runner, resume=resume, distributed=distributed)
+            stats, inputs = _run(runner, resume=resume, spare=spare, distributed=distributed)
         doubt = first_norm.doubt()
         pairs = {layer: norm for layer, norm in runner.followers.found().items() if not {layer, norm} & read}
         seen = all_notes(pairs)
@@ -177,14 +202,8 @@ def calibrate(
         warnings.warn(doubt, CalibrationWarning, stacklevel=2)
     ordered = {name: stats[name] for name in targets if name in stats}
     unreached = tuple(name for name in targets if name not in stats)
-    if unreached:
-        warnings.warn(
-            f"no batch reached {_listing(unreached)}: the forward pass of the model does not call "
-            + ("it" if len(unreached) == 1 else "them"),
-            CalibrationWarning,
-            stacklevel=2,
-        )
-    return Calibration(
+    _warn_unreached(unreached)
+    result = Calibration(
         ordered,
         fingerprint=fingerprint(model),
         weights=weights,
@@ -192,7 +211,40 @@ def calibrate(
         unreached=unreached,
         read_elsewhere=tuple(name for name in targets if name in read),
         normalised_by={layer: norm for layer, norm in pairs.items() if all(p.get(layer) == norm for p in seen)},
+        inputs=None if kept is None else inputs,
     )
+    # In doubt they are gathered, and doubted, again.
+    if kept is not None and doubt is None:
+        kept.save(result)
+    return result
+
+
+def _read(
+    batches: Any, input: Key, limits: tuple[int | None, int | None], fisher: str | None, rng: Tensor | None = None
+) -> str:
+    """The digest of what calibration reads, from this state of torch's generator on; generators stay as they were."""
+    generators, before = _loader_generators(batches), torch.get_rng_state()
+    max_samples, max_batches = limits
+    torch.set_rng_state(before if rng is None else rng)
+    digest = InputsDigest(labels=fisher == "labels")
+    for batch in Batches(batches, input=input, max_samples=max_samples):
+        digest.add(batch)
+        if batch.index + 1 == max_batches:
+            break
+    torch.set_rng_state(before)
+    for generator, start in generators:
+        generator.set_state(start)
+    return digest.text
+
+
+def _warn_unreached(unreached: Sequence[str]) -> None:
+    if unreached:
+        warnings.warn(
+            f"no batch reached {_listing(unreached)}: the forward pass of the model does not call "
+            + ("it" if len(unreached) == 1 else "them"),
+            CalibrationWarning,
+            stacklevel=3,
+        )
 
 
 def _check_counts(**counts: int | None) -> None:
@@ -218,8 +270,10 @@ class Runner:
     checkpoint: Checkpoint | None
     checkpoint_every: int
     followers: Followers
+    #: Whether to compute a digest of the batches.
+    notes_inputs: bool
 
-    def run(self, state: State) -> Mapping[str, LayerStats]:
+    def run(self, state: State) -> State:
         """Continue from ``state`` to the end."""
         generators = _loader_generators(self.batches)
         for number in range(state.finished_passes, len(self.passes)):
@@ -230,7 +284,7 @@ class Runner:
             state = self._run_pass(number, state)
             if self.checkpoint and number + 1 < len(self.passes):
                 self.checkpoint.save(state)
-        return state.layers
+        return state
 
     def _run_pass(self, number: int, start: State) -> State:
         names = self.passes[number]
@@ -238,12 +292,20 @@ class Runner:
         before = {name: stats for name, stats in start.layers.items() if name in names}
         collector = Collector({name: self.targets[name] for name in names}, before, self.estimate.pending)
         with collector.attached(), safe_backward(*([self.model] if self.fisher else [])):
-            self._run_batches(number, start, collector, finished)
+            inputs = self._run_batches(number, start, collector, finished)
         return replace(
-            start, layers={**finished, **collector.finish()}, finished_passes=number + 1, batches=0, samples=0
+            start,
+            layers={**finished, **collector.finish()},
+            finished_passes=number + 1,
+            batches=0,
+            samples=0,
+            inputs=inputs,
         )
 
-    def _run_batches(self, number: int, start: State, collector: Collector, finished: dict[str, LayerStats]) -> None:
+    def _run_batches(
+        self, number: int, start: State, collector: Collector, finished: dict[str, LayerStats]
+    ) -> str | None:
+        """Run over the batches that ``start`` has not seen; the digest of all, if it is wanted."""
         max_samples, max_batches = self.limits
         # Weights that are computed from others (parametrised, pruned) are left dense and need no gradients.
         weights = {
@@ -259,12 +321,23 @@ class Runner:
         batches = Batches(self.batches, input=self.input, max_samples=max_samples)
         total = _smaller(batches.n_batches, max_batches)
         clock = time.perf_counter()
-        samples = 0
+        done = samples = 0
         watched = False
+        seen = InputsDigest(labels=self.fisher == "labels") if self.notes_inputs else None
         for batch in batches:
             if batch.index == 0 and max_samples is not None:
                 total = _smaller(total, -(-max_samples // len(batch)))
             done, samples = batch.index + 1, samples + len(batch)
+            if seen is not None:
+                seen.add(batch)
+                if done == start.batches:
+                    self._check_inputs(start, seen.text)
+            if done <= start.batches and not watched:
+                # A checkpoint holds moments, but not who reads a weight or what follows a layer; there may be no other
+                # batch to see that in.
+                with collector.deaf(), self.followers.watching():
+                    self.followers.see(run(self.model, batch))
+                watched = True
             if done > start.batches:
                 with nullcontext() if watched else self.followers.watching():
                     self.followers.see(run(self.model, batch))
@@ -279,9 +352,23 @@ class Runner:
                 )
                 if self.checkpoint and done % self.checkpoint_every == 0:
                     so_far = {**finished, **collector.peek()}
-                    self.checkpoint.save(replace(start, layers=so_far, batches=done, samples=samples))
+                    inputs = None if seen is None else seen.text
+                    self.checkpoint.save(replace(start, layers=so_far, batches=done, samples=samples, inputs=inputs))
             if done == max_batches:
                 break
+        if seen is not None and done < start.batches:
+            self._check_inputs(start, seen.text)
+        return None if seen is None else seen.text
+
+    def check_between_passes(self, start: State) -> None:
+        """The same at once where ``start`` has seen all batches in an earlier pass."""
+        if start.finished_passes and not start.batches and start.inputs is not None:
+            self._check_inputs(start, _read(self.batches, self.input, self.limits, self.fisher, start.rng))
+
+    def _check_inputs(self, start: State, seen: str) -> None:
+        """Refuse to go on with other batches than those that ``start`` has seen."""
+        if self.checkpoint is not None and start.inputs not in (None, seen):
+            raise self.checkpoint.other_batches()
 
     def _report_progress(
         self, number: int, done: int, total: int | None, samples: int, first: int, seconds: float
@@ -300,18 +387,42 @@ class Runner:
         )
 
 
-def _run(runner: Runner, *, resume: bool, distributed: bool) -> Mapping[str, LayerStats]:
-    """The statistics of one calibration; if it is distributed, those of all processes together."""
+def _run(
+    runner: Runner, *, resume: bool, spare: bool, distributed: bool
+) -> tuple[Mapping[str, LayerStats], str | None]:
+    """The statistics of one calibration, of all its processes together, and the digest of the batches of this one.
+
+    With ``spare``, a checkpoint that cannot be used is passed over.
+    """
     failure: BaseException | None = None
-    stats: Mapping[str, LayerStats] = {}
+    state = State()
     try:
-        saved = runner.checkpoint.load(resume=resume) if runner.checkpoint else None
-        stats = runner.run(saved or State())
+        state = _resumed(runner, state, resume=resume, spare=spare)
     except Exception as error:
         if not distributed:
             raise
         failure = error
-    return reduce_stats(stats, failure) if distributed else stats
+    return (reduce_stats(state.layers, failure) if distributed else state.layers), state.inputs
+
+
+def _resumed(runner: Runner, fresh: State, *, resume: bool, spare: bool) -> State:
+    """The state at the end of a run that continues from its checkpoint, or begins with ``fresh``."""
+    if runner.checkpoint is None:
+        return runner.run(fresh)
+    generators = _loader_generators(runner.batches)
+    try:
+        saved = runner.checkpoint.load(resume=resume)
+        if saved is not None:
+            runner.check_between_passes(saved)
+        return runner.run(saved or fresh)
+    except StoreError as error:
+        if not spare:
+            raise
+        logger.warning("the unfinished calibration in the cache is not used: %s", error)
+    remove_checkpoint(runner.checkpoint.folder)
+    for generator, start in generators:
+        generator.set_state(start)
+    return runner.run(fresh)
 
 
 def select_layers(model: nn.Module, layers: str | Sequence[str] | None) -> dict[str, nn.Module]:

@@ -47,6 +47,15 @@ class Collector:
                 stack.callback(handle.remove)
             yield
 
+    @contextmanager
+    def deaf(self) -> Iterator[None]:
+        """Let the model run without taking part."""
+        self._listening = False
+        try:
+            yield
+        finally:
+            self._listening = True
+
     def _hook(self, name: str, geometry: Geometry) -> Callable[..., None]:
         n_spatial = geometry.n_spatial
 
@@ -77,12 +86,9 @@ class Collector:
         self, model: nn.Module, weights: Mapping[str, Tensor], x: Inputs, labels: Tensor | None, seed: int
     ) -> None:
         """Add the squared gradients of each sample of one batch."""
-        self._listening = False
-        try:
+        with self.deaf():
             # One generator per batch, so that a resumed run draws the same labels as an uninterrupted one.
             sums = squared_gradients(model, weights, x, labels, torch.Generator().manual_seed(seed))
-        finally:
-            self._listening = True
         # A batch that does not reach a layer says nothing about its weights.
         for name, total in ((name, total) for name, total in sums.items() if name in self._reached):
             older, n = self._fisher.get(name, (0.0, 0))

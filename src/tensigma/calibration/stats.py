@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tensigma.calibration.layer_stats import LayerStats
 from tensigma.calibration.store import read_manifest, write_store
 from tensigma.errors import StoreError
-from tensigma.layers import fingerprint, first_difference
+from tensigma.layers import Geometry, describe, fingerprint, first_difference, measurable
 from tensigma.running import weights_digest
 
 
@@ -62,6 +62,7 @@ class Calibration(Mapping[str, LayerStats]):
         unreached: tuple[str, ...] = (),
         read_elsewhere: tuple[str, ...] = (),
         normalised_by: Mapping[str, str] | None = None,
+        inputs: str | None = None,
     ) -> None:
         self._layers = layers if not isinstance(layers, dict) else dict(layers)
         #: Name and geometry of every layer of the calibrated model that Tensigma can compress.
@@ -76,6 +77,8 @@ class Calibration(Mapping[str, LayerStats]):
         self.read_elsewhere = tuple(read_elsewhere)
         #: Layer → the BatchNorm that alone reads its output, and reads nothing else.
         self.normalised_by = dict(normalised_by or {})
+        #: Digest of the batches; None unless the statistics are those of a cache.
+        self.inputs = inputs
 
     def __getitem__(self, name: str) -> LayerStats:
         return self._layers[name]
@@ -140,6 +143,7 @@ class Calibration(Mapping[str, LayerStats]):
             "normalised_by": self.normalised_by,
             "fingerprint": self.fingerprint,
             "weights": self.weights,
+            **({} if self.inputs is None else {"inputs": self.inputs}),
         }
 
     def _parts(self) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Any]]]:
@@ -169,6 +173,7 @@ class Calibration(Mapping[str, LayerStats]):
             unreached=tuple(manifest["unreached"]),
             read_elsewhere=tuple(manifest.get("read_elsewhere", ())),
             normalised_by=manifest.get("normalised_by"),
+            inputs=manifest.get("inputs"),
         )
 
     def check_model(self, model: nn.Module, *, weights: bool = True) -> None:
@@ -183,12 +188,25 @@ class Calibration(Mapping[str, LayerStats]):
             )
             if difference:
                 raise StoreError(f"these statistics belong to another architecture: {difference}")
+        for name, module in measurable(model):
+            if name in self:
+                _check_shape(name, self[name].input_shape, Geometry.of(module))
         if weights and self.weights is not None and self.weights != weights_digest(model):
             raise StoreError(
                 "these statistics were gathered with other weights of this architecture, so they do not say what "
                 "reaches its layers now; calibrate again with these weights, or pass {check} to use them anyway",
                 parameters=("check=False",),
             )
+
+
+def _check_shape(name: str, shape: tuple[int, ...], geometry: Geometry) -> None:
+    """Refuse a shape that no input of the layer has, whose multiply-adds would be nonsense; () stands for unknown."""
+    if not shape or geometry.takes(shape):
+        return
+    raise StoreError(
+        f"the statistics are damaged: layer {name!r} ({describe(geometry)}) cannot have met an input of shape {shape}; "
+        "calibrate again"
+    )
 
 
 def _undisputed(mine: Calibration, other: Calibration) -> dict[str, str]:

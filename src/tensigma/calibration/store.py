@@ -131,6 +131,7 @@ _MANIFEST = record(
         "weights": optional(text()),
         "read_elsewhere": sequence(text()),
         "normalised_by": mapping(text()),
+        "inputs": text(),
         # Of a checkpoint.
         "options": mapping(anything),
         "finished_passes": integer(),

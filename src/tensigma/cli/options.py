@@ -210,7 +210,7 @@ CacheFolder = Annotated[
     typer.Option(
         "--cache",
         metavar="DIR",
-        help="Folder for curves, effects, trials and solved layers. What is found there is not computed again: after "
-        "an interruption, the same command goes on where it stopped.",
+        help="Folder for gathered statistics, curves, effects, trials and solved layers. What is found there is not "
+        "computed again: after an interruption, the same command goes on where it stopped.",
     ),
 ]

@@ -132,7 +132,7 @@ class Sources:
     check: bool
     #: Bytes that calibration may take.
     memory: int | None = None
-    #: A folder for curves and solved layers; None to keep none.
+    #: A folder for statistics, curves and solved layers; None to keep none.
     cache: Path | None = None
 
     @cached_property
@@ -177,7 +177,9 @@ class Sources:
 
     def _gather(self, screen: Screen) -> Callable[..., ts.Calibration]:
         def gather(model: Network, batches: Any, *, fisher: Any, **_: Any) -> ts.Calibration:
-            return run_calibration(screen, model, batches, fisher=fisher, seed=self.seed, memory=self.memory)
+            return run_calibration(
+                screen, model, batches, fisher=fisher, seed=self.seed, memory=self.memory, cache=self.cache
+            )
 
         return gather
 

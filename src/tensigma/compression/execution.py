@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import time
+import warnings
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -17,8 +18,8 @@ from tensigma.compression.batchnorm import reestimate_bn_
 from tensigma.compression.refinement import WITHOUT_REFINEMENT, Refine, blocks_around, refine_
 from tensigma.compression.reports import LayerReport, PageData, Report
 from tensigma.compression.sequential import MEMORY, fit_in_sequence
-from tensigma.errors import InputError
-from tensigma.evaluation import size_of
+from tensigma.errors import InputError, PlanWarning
+from tensigma.evaluation import is_slower, size_of, speed_in_words, speed_note
 from tensigma.layers import compressible, replace_
 from tensigma.planning import (
     Budget,
@@ -54,6 +55,7 @@ from tensigma.solving import Solution, Solutions, folded_copy, folded_norms, job
 # networks that do not allow it run once per layer.
 _AUTO_MACS, _AUTO_FEWEST, _AUTO_MOST = 20e12, 128, 1_000
 _FORWARDS_IN_ONE_PASS = 5
+_TIMED_SAMPLES = 16
 
 
 def compress(
@@ -67,6 +69,7 @@ def compress(
     sequential: bool | Literal["auto"] = "auto",
     refine: int | Refine | None = None,
     reestimate_bn: bool = False,
+    speed: bool = False,
     input: Key = None,
     answers: Wish = None,
     check: bool = True,
@@ -97,22 +100,25 @@ def compress(
         refine: Then train the small model to answer like the original, without labels: the number of samples to pass
             through it, or a :class:`~tensigma.Refine`.
         reestimate_bn: Then re-estimate the statistics of BatchNorm layers on ``data``.
+        speed: Then time both models in PyTorch on one thread, for about a second, on the first samples of ``data``:
+            the report has a note of it, and a :class:`~tensigma.errors.PlanWarning` says if the smaller is the slower.
+            Not timed: models that take more than a quarter of a second for one sample, and those not on a CPU.
         input: The key or position of the model's input in a batch; several in a tuple are passed together.
         answers: What the model answers, as :class:`~tensigma.Recipe` describes it; with a recipe, that of the recipe.
         check: Refuse statistics and plans that were made for other weights than those of ``model``.
         progress: True for lines in the log, or a function that is called with a
             :class:`~tensigma.solving.CompressionProgress` after each layer, while refining with a
             :class:`~tensigma.compression.RefinementProgress`, and with what calibration and planning report.
-        cache: A folder for solutions and, in the one-call form, for curves, effects and trials of planning. What is
-            found there is not computed again, so the same call resumes a killed run.
+        cache: A folder for solutions, for statistics that are gathered here and, in the one-call form, for curves,
+            effects and trials of planning. What is found there is not computed again, so the same call resumes a killed
+            run.
         workers: How many small layers are solved in parallel; by default, the number of torch threads.
         memory: What calibration may take for its sums, and what sequential fitting may take for the activations of its
             halted passes, in bytes or as text such as ``"4GB"``. Calibration then reads the data in several passes if
             need be, and sequential fitting uses fewer samples. By default calibration is not limited and sequential
             fitting takes up to 1.25 GB.
 
-    The report counts parameters, multiply-adds and bytes, not time, and fewer of them may take longer:
-    :func:`tensigma.evaluation.speed_note` times both models in about a second.
+    Fewer parameters, multiply-adds and bytes may take longer: without ``speed`` the report says nothing about time.
 
     Under ``torchrun`` all processes call this with the same arguments, but for the data, of which each has its own
     share; all return the same model. Layers that are fitted independently are divided among the processes.
@@ -133,7 +139,15 @@ def compress(
     # Before calibration and planning, which may take long.
     if refine is not None:
         check_gradients(model, "refinement", WITHOUT_REFINEMENT)
-    _check_data(batches if data is None else data, sequential=sequential, refine=refine, reestimate_bn=reestimate_bn)
+    searches = isinstance(budget if recipe is None else recipe.budget, Drop)
+    _check_data(
+        # As in _planned: batches that a search was measured on are not fitted on.
+        batches if data is None or (searches and batches is not None) else data,
+        sequential=sequential,
+        refine=refine,
+        reestimate_bn=reestimate_bn,
+        speed=speed,
+    )
     if isinstance(plan_or_batches, Plan):
         if budget is not None or recipe is not None:
             raise InputError(
@@ -142,7 +156,7 @@ def compress(
             )
         plan, fit_data = plan_or_batches, data
         together(lambda: _check_model(plan, stats, model, weights=check))
-        stats = _stats_for(plan, model, stats, data, input=input, memory=limit, progress=progress)
+        stats = _stats_for(plan, model, stats, data, input=input, memory=limit, progress=progress, cache=cache)
     else:
         plan, stats, fit_data = _planned(
             model,
@@ -155,7 +169,7 @@ def compress(
             progress=progress,
             memory=limit,
             workers=workers,
-            solutions=None if cache is None else Solutions(cache),
+            cache=cache,
         )
     if refine is not None and plan.has_bits:
         raise InputError(
@@ -207,6 +221,8 @@ def compress(
         )
     if reestimate_bn:
         notes["reestimated_bn"] = reestimate_bn_(small, fit_data, input=input)
+    if speed:
+        notes.update(_timed(model, small, fit_data, input))
     return small, _report(model, subject, small, plan, solved, stats, notes, time.perf_counter() - start)
 
 
@@ -257,7 +273,7 @@ def _planned(
     progress: Wanted,
     memory: int | None,
     workers: int | None,
-    solutions: Solutions | None,
+    cache: str | os.PathLike[str] | None,
 ) -> tuple[Plan, Calibration | None, Any]:
     """A plan, the statistics it was made with, and the batches to fit layers on."""
     prepared = prepare(
@@ -269,8 +285,9 @@ def _planned(
         input=input,
         progress=progress,
         check=check,
-        gather=partial(calibrate, memory=memory),
+        gather=partial(calibrate, memory=memory, cache=cache),
     )
+    solutions = None if cache is None else Solutions(cache)
     plan = plan_prepared(model, recipe, prepared, input=input, progress=progress, solutions=solutions, workers=workers)
     # Batches that a search was measured on must not influence the model.
     fit_data = data if data is not None and not isinstance(recipe.budget, Drop) else prepared.fit_data
@@ -292,6 +309,7 @@ def _stats_for(
     input: Key,
     memory: int | None,
     progress: Wanted,
+    cache: str | os.PathLike[str] | None,
 ) -> Calibration | None:
     """The statistics that the norms of a plan need, gathered now if they were not passed."""
     norms = [entry.norm for entry in plan.compressed if entry.norm.needs_stats]
@@ -303,17 +321,34 @@ def _stats_for(
                 parameters=("stats", "data"),
             )
         fisher = next((norm.fisher for norm in norms if norm.fisher), None)
-        stats = calibrate(model, data, fisher=fisher, input=input, memory=memory, progress=progress)
+        stats = calibrate(model, data, fisher=fisher, input=input, memory=memory, progress=progress, cache=cache)
     return stats
 
 
-def _check_data(data: Any, *, sequential: Any, refine: Any, reestimate_bn: bool) -> None:
+def _timed(model: nn.Module, small: nn.Module, data: Any, input: Key) -> dict[str, Any]:
+    """Times of both models as a note, with a warning if the small one is slower; nothing if they are not timed."""
+    first = next(iter(Batches(data, input=input, max_samples=_TIMED_SAMPLES, name="data")))
+    note = speed_note(model, small, first.inputs)
+    if note is None:
+        return {}
+    if is_slower(note):
+        warnings.warn(
+            f"the compressed model is slower than the original: {speed_in_words(note)}; Latency(0.8) is a budget of "
+            "the time on this machine, and ONNX Runtime makes more of small layers",
+            PlanWarning,
+            stacklevel=3,
+        )
+    return {"speed": note}
+
+
+def _check_data(data: Any, *, sequential: Any, refine: Any, reestimate_bn: bool, speed: bool) -> None:
     if sequential not in (True, False, "auto"):
         raise InputError(f"sequential={sequential!r} is unknown; choose True, False or 'auto'")
     switches = {
         "sequential=True": sequential is True,
         "refine=": refine is not None,
         "reestimate_bn=True": reestimate_bn,
+        "speed=True": speed,
     }
     option = next((option for option, is_on in switches.items() if is_on), None)
     if option is None:
@@ -322,7 +357,7 @@ def _check_data(data: Any, *, sequential: Any, refine: Any, reestimate_bn: bool)
     if data is None:
         raise InputError(f"{{{name}}} needs {{data}} (batches without labels)", parameters=(option, "data"))
     Batches(data, name="data").check_rereadable(option)
-    alone = next((option for option in ("refine=", "reestimate_bn=True") if switches[option]), None)
+    alone = next((option for option in ("refine=", "reestimate_bn=True", "speed=True") if switches[option]), None)
     if rank_and_size()[1] > 1 and alone is not None:
         name, option = alone.partition("=")[0], alone
         raise InputError(f"{{{name}}} works only in one process; run it without torchrun", parameters=(option,))

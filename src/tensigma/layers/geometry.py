@@ -173,6 +173,20 @@ class Geometry:
             )
         return tuple((n + pad - span - 1) // step + 1 for n, span, pad, step in axes)
 
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Whether one sample at the input of the layer can have this shape.
+
+        >>> geometry = Geometry.of(nn.Conv2d(3, 8, 3))
+        >>> [geometry.takes(shape) for shape in ((3, 9, 9), (3, 9), (4, 9, 9), (3, 9, 2))]
+        [True, False, False, False]
+        """
+        if self.kind == "linear":
+            # Of leading axes any may be empty, such as the boxes that a detector did not find.
+            return len(shape) > 0 and shape[-1] == self.in_channels
+        if len(shape) != self.n_spatial + 1 or shape[0] != self.in_channels:
+            return False
+        return min(*shape, *self.output_size(shape[1:])) >= 1
+
     def macs(self, spatial: Sequence[int]) -> int:
         """Multiply-adds for one sample, where ``spatial`` is the output size (the input size if transposed).
 

@@ -6,12 +6,13 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from tensigma.calibration import Calibration
+from tensigma.calibration import Calibration, calibrate
 from tensigma.errors import InputError, PlanWarning
 from tensigma.layers import Layer, find_layers, kernels_of
 from tensigma.planning.budgets import AllOf, Budget, CostBudget, bits_allowed, check_reachable
@@ -83,8 +84,8 @@ def plan(
             the others calibrate.
         input: The key or position of the model's input in a batch of ``data``.
         check: Refuse statistics that were gathered with other weights than those of ``model``.
-        cache: A folder for curves, effects and trials. What is found there is not computed again, so the same call
-            resumes a killed run.
+        cache: A folder for statistics that are gathered here, curves, effects and trials. What is found there is not
+            computed again, so the same call resumes a killed run.
         progress: True for lines in the log, or a function that is called with a
             :class:`~tensigma.planning.PlanningProgress` after the curves of each layer, which a budget needs, a
             :class:`~tensigma.planning.TimingProgress` after each shape that ``Latency`` has timed, under
@@ -122,6 +123,7 @@ def plan(
         input=input,
         progress=progress,
         check=check,
+        gather=partial(calibrate, cache=cache),
     )
     solutions = None if cache is None else Solutions(cache)
     return plan_prepared(model, recipe, prepared, input=input, progress=progress, solutions=solutions)
