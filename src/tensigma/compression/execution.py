@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 from dataclasses import replace
@@ -187,7 +186,7 @@ def compress(
     else:
         jobs = jobs_for(subject, plan.treatments, stats)
         solved = run_shared(jobs, solutions=solutions, keep=False, workers=workers, report=report)
-    small = copied(subject)
+    small = copied(subject, shared=solved)
     replace_(small, {name: solution.modules for name, (solution, _) in solved.items()})
     if plan.folding.layers:
         notes["folded"] = len(plan.folding.layers)
@@ -389,7 +388,7 @@ def _row(
             name=entry.name, method="dense", ranks=None, norm=None, before=before, after=now, reason=entry.reason
         )
     solution, cached = solved
-    after = size_of(copy.deepcopy(solution.modules).to(next(module.parameters())))
+    after = size_of(solution.modules)  # in the precision of the layer that they have replaced
     return LayerReport(
         name=entry.name,
         method=entry.method.name,
