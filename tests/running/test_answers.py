@@ -108,6 +108,8 @@ ASSUMED = [
     pytest.param(lambda: EmbeddingNet("fc", nn.Linear(6, 5)), "fc", id="name-of-the-model"),
     pytest.param(lambda: SiameseEncoder("head", nn.Linear(6, 5)), "head", id="another-name-of-the-model"),
     pytest.param(lambda: nn.Sequential(EmbeddingNet("fc", nn.Linear(6, 5))), "0.fc", id="name-of-a-part"),
+    pytest.param(lambda: Named("fc", nn.Linear(6, 128)), "fc", id="width-of-embeddings"),
+    pytest.param(lambda: Named("head", nn.Linear(6, 96), num_classes=96), "head", id="width-of-embeddings-twice-told"),
     pytest.param(lambda: Body(*POOL, nn.Linear(6, 5)), "after.2", id="sequential"),
     pytest.param(lambda: Body(*POOL, nn.Linear(6, 5), nn.Sigmoid()), "after.2", id="sigmoid"),
     pytest.param(lambda: Named("linear", nn.Linear(6, 5)), "linear", id="a-name-that-says-nothing"),
@@ -144,6 +146,8 @@ def test_scores_that_nothing_but_a_width_speaks_for_are_not_assumed_in_silence(b
         pytest.param(lambda: Named("fc", nn.Linear(6, 5)), id="fc"),
         pytest.param(lambda: Named("class_head", nn.Linear(6, 5)), id="head"),
         pytest.param(lambda: Named("classifier", nn.Conv2d(6, 5, 1)), id="segmenter"),
+        pytest.param(lambda: Named("fc", nn.Linear(6, 1000)), id="a-thousand-classes"),
+        pytest.param(lambda: Named("classifier", nn.Linear(6, 64)), id="classifier-of-any-width"),
         pytest.param(lambda: Named("last", nn.Linear(6, 5), num_classes=5), id="number-of-classes"),
         pytest.param(lambda: EmbeddingNet("fc", nn.Linear(6, 5), num_classes=5), id="number-and-name"),
         pytest.param(lambda: EncoderClassifier("fc", nn.Linear(6, 5)), id="encoder-of-a-classifier"),
@@ -160,6 +164,28 @@ def test_what_says_that_it_classifies_is_guessed_without_a_warning(build: Any) -
         warnings.simplefilter("error")
         answers = reading(build())
     assert (kinds(answers), answers.guessed, answers.assumed) == ([ts.Scores()], True, False)
+
+
+@pytest.mark.slow
+def test_everything_that_goes_by_the_answers_prints_what_it_took_them_for() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), Named("fc", nn.Linear(6, 5))).eval()
+    model[2].body[0] = nn.Conv2d(6, 6, 3, padding=1)
+    data = [torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(5)]
+    guess = "\ncompared: scores of 5 classes along axis 1 (guessed; answers= sets it)"
+    weighed = ts.plan(model, budget=ts.Params(0.8), data=data)
+    searched = ts.plan(model, budget=ts.Drop(0.5, trials=1), data=data, weights=None)
+    unweighed = ts.plan(model, budget=ts.Params(0.8), data=data, weights=None)
+    assert [guess in str(plan) for plan in (weighed, searched, unweighed)] == [True, True, False]
+    reports = [ts.compress(model, plan, data=data)[1] for plan in (weighed, searched, unweighed)]
+    assert [guess in str(report) for report in reports] == [True, True, False]
+    assert guess in str(ts.compress(model, unweighed, data=data, refine=8)[1])
+    small, _ = ts.compress(model, unweighed, data=data)
+    tuned, history = ts.finetune(small, data, teacher=model, epochs=1, learning_rates=1e-4)
+    assert guess in str(history)
+    assert guess in str(ts.evaluate(tuned, data, original=model))
+    wished = ts.plan(model, budget=ts.Params(0.8), data=data, answers=ts.Numbers())
+    assert str(wished).endswith("\ncompared: numbers of shape (5,)")
 
 
 @pytest.mark.parametrize(

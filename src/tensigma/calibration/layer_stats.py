@@ -119,6 +119,16 @@ class LayerStats:
         return self._mean.shape[0] if self._mean.dim() == 2 else 1
 
     @property
+    def n_bytes(self) -> int:
+        """What the centred moment takes."""
+        return self.groups * self.d**2 * self.dtype.itemsize
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the centred moment lies in a file and is read when it is asked for."""
+        return isinstance(self._covariance, Stored)
+
+    @property
     def mean(self) -> Tensor:
         """E[u], shape (d,) or (g, d), in the precision of the covariance."""
         return self._mean.to(self.dtype)

@@ -192,6 +192,7 @@ def compress(
         notes["folded"] = len(plan.folding.layers)
     if "weighing" in plan.notes:
         notes["weighing"] = plan.notes["weighing"]
+    compared = plan.compared
     if refine is not None:
         blocks = blocks_around(model, list(solved))
         notes["refinement"] = refine_(
@@ -204,6 +205,9 @@ def compress(
             answers=answers if recipe is None else recipe.answers,
             progress=progress,
         )
+        compared = compared or notes["refinement"]["answers"]
+    if compared:
+        notes["compared"] = compared
     if reestimate_bn:
         notes["reestimated_bn"] = reestimate_bn_(small, fit_data, input=input)
     return small, _report(model, subject, small, plan, solved, stats, notes, time.perf_counter() - start)

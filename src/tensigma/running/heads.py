@@ -14,8 +14,12 @@ from torch import Tensor, nn
 from tensigma.layers import TARGETS
 
 #: Words in the name of a layer, as people name the last layer of a classifier or of what gives an embedding.
-_OF_CLASSES = {"fc", "cls", "classifier", "classification", "class", "classes", "head", "heads", "logit", "logits"}
+_OF_CLASSES = {"cls", "classifier", "classification", "class", "classes", "logit", "logits"}
 _OF_EMBEDDINGS = {"embed", "embedding", "embeddings", "proj", "projection", "projector", "feature", "features"}
+#: The last layer of a classifier is often called so, that of an embedding at times: then its width has to agree.
+_OF_EITHER = {"fc", "head", "heads"}
+#: Embeddings are made as wide as suits processors; numbers of classes hardly ever are multiples of this.
+_STEP_OF_EMBEDDINGS = 32
 #: Words in the name of a class, as people name what gives an embedding, and those by which it does something else.
 _EMBEDDING_CLASSES = _OF_EMBEDDINGS | {"embedder", "encoder", "siamese", "triplet"}
 _OTHER_CLASSES = {"classifier", "classification", "decoder", "segmenter", "segmentation"}
@@ -35,7 +39,7 @@ class Head:
     #: Whether a normalisation layer was called after it.
     normalised: bool = False
     name: str = ""
-    #: Whether its name, or an attribute of the model, says that its outputs are classes.
+    #: Whether its name, or an attribute of the model with a width that fits, says that its outputs are classes.
     classifies: bool = False
 
     def gives(self, width: int) -> bool:
@@ -73,25 +77,32 @@ def watched(model: nn.Module) -> Iterator[Head]:
             elif "norm" in type(module).__name__.lower() and not any(module.children()):
                 stack.callback(module.register_forward_hook(norm).remove)
         yield head
-    named = names_classes(head.name) and not _is_embedding(model, head.name)
-    head.classifies = named or _counts_classes(model, head.width)
+    named = names_classes(head.name, head.width) and not _is_embedding(model, head.name)
+    # Libraries of image classifiers build embeddings too, whose width is then their "number of classes".
+    head.classifies = named or (_counts_classes(model, head.width) and not _is_width_of_embeddings(head.width))
 
 
-def names_classes(name: str) -> bool:
-    """Whether a layer of this name gives class scores: the last part of the name that tells decides.
+def names_classes(name: str, width: int) -> bool:
+    """Whether a layer of this name and width gives class scores: the last part of the name that tells decides.
 
-    >>> [names_classes(name) for name in ("backbone.fc2", "classifier.4", "low_classifier", "auxLogits.0")]
+    >>> [names_classes(name, 10) for name in ("backbone.fc2", "classifier.4", "low_classifier", "auxLogits.0")]
     [True, True, True, True]
-    >>> [names_classes(name) for name in ("6", "linear", "head.projection", "projection_head.0")]
+    >>> [names_classes(name, 10) for name in ("6", "linear", "head.projection", "projection_head.0")]
     [False, False, False, False]
+    >>> [names_classes(name, 128) for name in ("fc", "head", "classifier", "classifier.fc")]
+    [False, False, True, True]
     """
     for part in reversed(name.split(".")):
         words = _words(part)
         if words & _OF_EMBEDDINGS:
             return False
-        if words & _OF_CLASSES:
+        if words & _OF_CLASSES or (words & _OF_EITHER and not _is_width_of_embeddings(width)):
             return True
     return False
+
+
+def _is_width_of_embeddings(width: int) -> bool:
+    return width % _STEP_OF_EMBEDDINGS == 0
 
 
 def _words(name: str) -> set[str]:
