@@ -313,7 +313,12 @@ def test_parts_can_be_named() -> None:
 
 
 def test_wrong_settings_are_refused() -> None:
-    for wrong in (lambda: ts.Scores(axis=0), lambda: ts.Scores(least=0.0), lambda: ts.Boxes(iou=1.5)):
+    for wrong in (
+        lambda: ts.Scores(axis=0),
+        lambda: ts.Scores(least=0.0),
+        lambda: ts.Boxes(iou=1.5),
+        lambda: ts.Boxes(score=50),
+    ):
         with pytest.raises(InputError):
             wrong()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import tensigma as ts
-from tensigma.errors import InputError, StoreError
+from tensigma.errors import AnswersWarning, InputError, StoreError
 
 
 class Fixed(nn.Module):
@@ -134,6 +136,21 @@ def test_detectors_are_judged_by_the_detections_of_the_original() -> None:
     assert loose.precision == 2 / 5
     assert result.original is not None
     assert (result.original.precision, result.original.agreement) == (1, 1)
+
+
+def test_two_detectors_that_find_nothing_agree_about_nothing() -> None:
+    unsure = Fixed(detections(certain=0.3))
+    with pytest.warns(AnswersWarning, match=r"no object with a score of 0\.5 or more in any of 5 images.*score=0\.1"):
+        result = ts.evaluate(unsure, BATCHES, original=unsure)
+    assert (result.precision, result.agreement, result.certificate) == (None, None, None)
+    # Objects that the original does not see are disagreement.
+    with pytest.warns(AnswersWarning, match="there is no average precision"):
+        invented = ts.evaluate(Fixed(detections()), BATCHES, original=unsure)
+    assert (invented.precision, invented.agreement) == (None, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ts.evaluate(unsure, BATCHES, original=unsure, answers=ts.Boxes(score=0.1)).precision == 1
+        assert ts.evaluate(unsure, BATCHES).precision is None
 
 
 def test_detectors_are_judged_by_labels_too() -> None:

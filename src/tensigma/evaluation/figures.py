@@ -361,6 +361,8 @@ def compare(
             seconds = time.perf_counter() - start
             report(EvaluationProgress(done=batch.index + 1, total=batches.n_batches, samples=samples, seconds=seconds))
     assert first is not None
+    for tally in list(tallies.values())[:1]:  # all are compared with the same answers
+        tally.warn()
     times: list[Timing] | list[None] = [None] * len(models)
     if latency:
         times = measure_latency(list(models.values()), taken(first.inputs, slice(latency_batch)), rounds=rounds)

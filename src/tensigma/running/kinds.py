@@ -189,6 +189,8 @@ class Boxes(Kind):
         numbers = all(not isinstance(each, bool) and isinstance(each, int | float) for each in self.thresholds)
         if not numbers or not self.thresholds or not all(0 < each <= 1 for each in self.thresholds):
             raise InputError(f"Boxes: iou is an overlap above 0 and up to 1, or several, got {self.iou!r}")
+        if isinstance(self.score, bool) or not isinstance(self.score, int | float) or not 0 <= self.score <= 1:
+            raise InputError(f"Boxes: score is the least score that counts, between 0 and 1, got {self.score!r}")
 
     @property
     def thresholds(self) -> tuple[float, ...]:

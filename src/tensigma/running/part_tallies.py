@@ -74,6 +74,8 @@ class BoxesTally(PartTally):
         self._reference: list[Detections] = []
         self._labels: list[Detections] = []
         self.agreed: int = 0
+        #: Detections, the reference's or its own, that are certain enough to count.
+        self._counted = 0
 
     def add(self, answer: Any, labels: Any = None, reference: Any = None) -> None:
         found = self.kind.detections(answer)
@@ -85,12 +87,14 @@ class BoxesTally(PartTally):
             expected = [each.above(self.kind.score) for each in self.kind.detections(reference)]
             self._reference += expected
             certain = [each.above(self.kind.score) for each in found]
+            self._counted += sum(map(len, (*certain, *expected)))
             pairs = zip(certain, expected, strict=True)
             self.agreed += sum(same_objects(one, other, min(self.kind.thresholds)) for one, other in pairs)
 
     def merge(self, other: BoxesTally) -> None:
         self.samples += other.samples
         self.agreed += other.agreed
+        self._counted += other._counted
         self._found += other._found
         self._reference += other._reference
         self._labels += other._labels
@@ -109,8 +113,20 @@ class BoxesTally(PartTally):
         return self._against(self._labels)
 
     @property
+    def finds_nothing(self) -> str:
+        """What is missing, in words, if the reference is sure of no object in any image; otherwise empty."""
+        if not self._reference or any(len(each) for each in self._reference):
+            return ""
+        return (
+            f"the original finds no object with a score of {self.kind.score:g} or more in any of {self.samples:,} "
+            "images, so there is no average precision; pass other images, or count less certain objects with "
+            f"answers=Boxes(score={self.kind.score / 5:g})"
+        )
+
+    @property
     def figures(self) -> dict[str, float | None]:
-        compared = bool(self.samples) and len(self._reference) == self.samples
+        # Two models that find nothing anywhere agree about nothing.
+        compared = self._counted > 0 and len(self._reference) == self.samples
         return {
             "precision": self.likeness,
             "label_precision": self.accuracy,
