@@ -93,6 +93,25 @@ def test_a_likeness_by_a_function_is_shown() -> None:
     assert ts.evaluate(models[0], BATCHES, original=models[1], answers=ts.Numbers()).likened is None
 
 
+def test_a_function_that_says_yes_or_no_for_each_sample_has_a_certificate() -> None:
+    scores = maps(0)
+    models = [Fixed(scores), Fixed(scores + torch.arange(5.0)[:, None, None, None])]
+
+    def near(one: Tensor, other: Tensor) -> Tensor:
+        return (one - other).abs().amax((1, 2, 3)) < 2.5
+
+    result = ts.evaluate(models[1], BATCHES, original=models[0], answers=near)
+    assert (result.agreement, result.likeness, result.measure) == (3 / 5, 3 / 5, "likeness")
+    assert result.certificate is not None
+    assert (result.certificate.samples, result.certificate.agreed) == (5, 3)
+    assert "agrees with the original (by near) on at least" in str(result.certificate)
+    assert ts.Evaluation.from_json(result.to_json()) == result
+    # Shares of a batch, or numbers in between, are no counts of samples.
+    for vague in (lambda *pair: near(*pair).double(), lambda *pair: near(*pair).all(), lambda *pair: near(*pair)[:1]):
+        other = ts.evaluate(models[1], BATCHES, original=models[0], answers=vague)
+        assert (other.agreement, other.certificate) == (None, None)
+
+
 def test_labels_of_positions_may_leave_some_out() -> None:
     scores = maps(0)
     labels = scores.argmax(1)

@@ -389,6 +389,8 @@ def _meaning(result: Evaluation, answers: Wish) -> str:
 def _agreeing(result: Evaluation, answers: Wish) -> str:
     if result.precision is not None or result.measure == Boxes.measure:
         return "the same objects"
+    if result.measure == Likened.measure:
+        return f"by {Likened(answers).name}" if callable(answers) else ""
     if result.position_agreement is None:
         return ""
     # Of parts by name, the first that is compared is the main one.

@@ -140,22 +140,32 @@ def _are_boxes(labels: Any, kind: Boxes) -> bool:
 
 
 class LikenedTally(PartTally):
-    """Answers compared by a function of the user's: the mean likeness over samples."""
+    """Answers compared by a function of the user's: the mean likeness over samples.
+
+    If it always says yes or no for each sample, the share of samples that are alike is an agreement.
+    """
 
     def __init__(self, kind: Likened) -> None:
         self.kind = kind
         self._sum = 0.0
         self._compared = False
+        self.agreed: int | None = 0
 
     def add(self, answer: Any, labels: Any = None, reference: Any = None, n_samples: int = 1) -> None:
         self.samples += n_samples
         if reference is not None:
             self._compared = True
-            self._sum += self.kind.likeness(answer, reference) * n_samples
+            likeness, verdicts = self.kind.likeness(answer, reference)
+            self._sum += likeness * n_samples
+            self._agree(None if verdicts is None or len(verdicts) != n_samples else int(verdicts.sum()))
+
+    def _agree(self, n_samples: int | None) -> None:
+        self.agreed = None if self.agreed is None or n_samples is None else self.agreed + n_samples
 
     def merge(self, other: LikenedTally) -> None:
         self.samples += other.samples
         self._sum += other._sum
+        self._agree(other.agreed)
         self._compared = self._compared or other._compared
 
     @property
@@ -164,7 +174,8 @@ class LikenedTally(PartTally):
 
     @property
     def figures(self) -> dict[str, float | None]:
-        return {}
+        decided = self._compared and self.agreed is not None and self.samples
+        return {"agreement": (self.agreed or 0) / self.samples if decided else None}
 
 
 def tally_of(kind: Kind) -> PartTally:
