@@ -362,7 +362,7 @@ def compare(
             report(EvaluationProgress(done=batch.index + 1, total=batches.n_batches, samples=samples, seconds=seconds))
     assert first is not None
     for tally in list(tallies.values())[:1]:  # all are compared with the same answers
-        tally.warn()
+        tally.warn(stacklevel=4)
     times: list[Timing] | list[None] = [None] * len(models)
     if latency:
         times = measure_latency(list(models.values()), taken(first.inputs, slice(latency_batch)), rounds=rounds)
