@@ -108,7 +108,7 @@ class Deeper(Standardised):
 
 class Computed(nn.Linear):
     @property
-    def in_features(self) -> int:  # type: ignore[override]
+    def in_features(self) -> int:
         return 3
 
     @in_features.setter
@@ -118,8 +118,8 @@ class Computed(nn.Linear):
 
 
 class Masked(nn.Linear):
-    def __init__(self, *sizes: int) -> None:
-        super().__init__(*sizes)
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__(n_in, n_out)
         self.register_buffer("mask", torch.ones(1))
 
 

@@ -57,8 +57,8 @@ def test_norms_are_the_energy_of_outputs(case: LayerCase) -> None:
 def test_transposed_moments_stay_positive() -> None:
     geometry = Geometry.of(nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1, output_padding=1))
     stats = LayerStats.from_rows(torch.randn(100, 3) * 0.01 + 5, input_shape=(3, 4, 4))
-    for metrics in (gram_metrics, centred_metrics):
-        values = torch.linalg.eigvalsh(metrics(geometry, stats)[0].dense().double())
+    for build in (gram_metrics, centred_metrics):
+        values = torch.linalg.eigvalsh(build(geometry, stats)[0].dense().double())
         assert values.min() >= -1e-5 * values.max()
 
 
