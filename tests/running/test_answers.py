@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -271,6 +272,50 @@ def test_scores_are_found_in_every_nesting(form: Any, path: str) -> None:
     result = ts.evaluate(model, [X], original=model)
     assert (result.agreement, result.likeness, result.measure) == (1.0, 1.0, "agreement")
     assert f"compared: {answers}" in str(result)
+
+
+class Branches(nn.Module):
+    """Several layers whose outputs are answers, and answers that are computed from other layers."""
+
+    def __init__(self, **layers: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU())
+        self.layers = nn.ModuleDict(layers)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        maps = self.body(x)
+        return {
+            name: layer(maps if name.startswith("map") else maps.mean((2, 3))) for name, layer in self.layers.items()
+        }
+
+
+def test_each_part_is_read_by_the_layer_that_it_comes_from() -> None:
+    colour, shape, size = nn.Linear(6, 5), nn.Linear(6, 7), nn.Linear(6, 2)
+    # Two classifiers, neither of which is the last layer that was called for both.
+    both = reading(Branches(colour=colour, shape=shape))
+    assert {part.path: part.kind for part in both.parts} == {"colour": ts.Scores(), "shape": ts.Scores()}
+    assert both.assumed
+    # Maps of class scores beside numbers, called before them or after them, enlarged or as they are.
+    maps = nn.Sequential(OrderedDict(logits=nn.Conv2d(6, 4, 1)))
+    for layers in ({"map": maps, "size": size}, {"size": size, "map": maps}):
+        answers = reading(Branches(**layers))
+        assert [(part.path, part.kind) for part in answers.parts] == [("map", ts.Scores()), ("size", ts.Numbers())]
+        assert not answers.assumed
+    enlarged = Returns(lambda f, s: {"logits": f[:, :, None, None].expand(-1, -1, 9, 9), "size": s})
+    assert {part.path: part.kind for part in reading(enlarged).parts}["logits"] == ts.Scores()
+    # Features on the way to the scores are no scores.
+    hidden = nn.Sequential(nn.Flatten(), nn.Linear(192, 10), nn.ReLU())
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.fc2 = hidden, nn.Linear(10, 5)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            features = self.fc1(x)
+            return features, self.fc2(features)
+
+    assert [(part.path, part.kind) for part in reading(Both()).parts] == [("1", ts.Scores()), ("0", ts.Numbers())]
 
 
 def test_a_list_with_a_tensor_for_each_sample_is_asked_for() -> None:
