@@ -104,7 +104,9 @@ def check_model(name: str, place: Path, note: Callable[..., None]) -> None:
     model, images = build(name)
     alive(model, images)
     note(step="calibrate", side=images.shape[-1])
-    stats = ts.calibrate(model, [images])
+    # From a folder each layer is read when it is its turn: the moments of the largest models take more than they do.
+    ts.calibrate(model, [images]).save(place / "stats")
+    stats = ts.Calibration.load(place / "stats")
     note(step="plan")
     plan = smallest(model, stats, note)
     unreasoned = [entry.name for entry in plan.values() if entry.format is None and not entry.reason]

@@ -80,4 +80,4 @@ class CalibrationWarning(UserWarning):
 
 
 class AnswersWarning(UserWarning):
-    """What a model answers was assumed, and nothing but its last layer says so."""
+    """What a model answers was assumed and nothing but its last layer says so, or there is nothing to compare."""

@@ -171,13 +171,38 @@ class TestStore:
         layer = loaded["0"]
         _ = layer.mean, layer.count
         assert "covariance" not in read
+        covariance = layer.covariance
         assert layer.gram is not None
-        assert loaded["0"].covariance is layer.covariance
+        assert loaded["0"].covariance is covariance
         assert read.count("covariance") == 1
         gone = weakref.ref(layer)
-        del layer
+        del layer, covariance
         gc.collect()
         assert gone() is None
+
+    def test_a_plan_knows_the_statistics_of_all_layers_and_holds_none_in_memory(
+        self, model, stats, tmp_path, monkeypatch
+    ):
+        stats.save(tmp_path / "stats")
+        tensors: list[weakref.ref[torch.Tensor]] = []
+        original = store.read_tensor
+
+        def noting(file: Path, key: str, entry: dict[str, object]) -> torch.Tensor:
+            tensor = original(file, key, entry)
+            if key == "covariance":
+                tensors.append(weakref.ref(tensor))
+            return tensor
+
+        monkeypatch.setattr("tensigma.calibration.layer_stats.read_tensor", noting)
+        loaded = ts.Calibration.load(tmp_path / "stats")
+        plans = [ts.plan(model, each, budget=ts.Params(0.8), skip=(), weights=None) for each in (stats, loaded)]
+        small, expected = (ts.compress(model, plan, each)[0] for plan, each in zip(plans, (stats, loaded), strict=True))
+        gc.collect()
+        assert tensors
+        assert not any(tensor() is not None for tensor in tensors)
+        assert plans[1].front() is not None
+        assert list(small.state_dict()) == list(expected.state_dict())
+        assert all(torch.equal(small.state_dict()[key], value) for key, value in expected.state_dict().items())
 
     def test_names_that_only_differ_in_case_or_signs(self, tmp_path):
         layers = {

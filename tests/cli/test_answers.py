@@ -99,6 +99,28 @@ def test_a_regressor(run, file: str):
     assert "relative error" in eight.output
 
 
+@pytest.mark.slow
+def test_a_detector(run, run_json, place: Path):
+    page = (Path(__file__).parents[2] / "docs" / "a-detector.md").read_text(encoding="utf-8")
+    (place / "detector.py").write_text(
+        page.split('```python title="detector.py"\n')[1].split("```")[0], encoding="utf-8"
+    )
+    common = ("detector.py:net", "--data", "detector.py:photos")
+    shown = run("compress", *common, "--budget", "params=0.7", "--answers", "boxes", "--out", "small")
+    for words in ("precision by the original", "average precision", "compared: boxes with scores and classes"):
+        assert words in shown.output
+    written = Path("small/report.html").read_text(encoding="utf-8")
+    for words in ("Average precision", "against the detections of the original", "boxes with scores and classes"):
+        assert words in written
+    found = run_json("evaluate", *common, "--compressed", "small")
+    assert (found["measure"], 0 < found["precision"] <= 1) == ("average precision", True)
+    tuned = run(
+        *("finetune", "small", "--data", "detector.py:photos", "--original", "detector.py:net", "--teacher"),
+        *("--epochs", 1, "--learning-rates", 1e-5, "--out", "tuned"),
+    )
+    assert "average precision" in tuned.output
+
+
 def test_what_cannot_be_guessed_is_asked_for(run, file: str):
     data = ("--data", f"{file}:photos")
     model = f"{file}:embedding"

@@ -149,6 +149,29 @@ def test_a_network_of_three_axes() -> None:
     assert result.position_agreement > 0.5
 
 
+def test_a_network_for_video_of_torchvision(tmp_path: Path) -> None:
+    """Its convolutions are of a subclass of nn.Conv3d that is only built in another way."""
+
+    def build() -> nn.Module:
+        return ts.zoo.load_model("torchvision:r3d_18?num_classes=5")
+
+    torch.manual_seed(0)
+    model = build()
+    clips = [torch.randn(2, 3, 4, 16, 16, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
+    reestimate_bn_(model, clips)
+    stats = ts.calibrate(model, clips, layers="layer1.*")
+    ranks, options = ts.Ranks({"layer1.*": 12}), {"max_sweeps": 2}
+    plan = ts.plan(model, stats, ranks=ranks, layers="layer1.*", skip=(), options=options)
+    assert {entry.name for entry in plan.compressed} == {f"layer1.{k}.conv{n}.0" for k in (0, 1) for n in (1, 2)}
+    small, report = ts.compress(model, plan, stats)
+    assert report.after.params == plan.after.params < report.before.params
+    assert ts.evaluate(small, clips, original=model).answers.startswith("scores of 5 classes along axis 1")
+    ts.save(small, tmp_path / "small")
+    loaded = ts.load(tmp_path / "small", build())
+    with torch.no_grad():
+        assert torch.equal(loaded(clips[0]), small(clips[0]))
+
+
 class Crepe(nn.Module):
     """The pitch tracker CREPE, tiny: six wide convolutions over 1,024 samples of sound, 360 bins of pitch."""
 

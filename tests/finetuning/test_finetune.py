@@ -132,6 +132,36 @@ def test_one_epoch_of_a_teacher_is_the_plain_loop() -> None:
         torch.testing.assert_close(tuned.state_dict()[key], tensor)
 
 
+class TwoHeads(nn.Module):
+    """Class scores at every position, and two numbers."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.body, self.classifier, self.size = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 4, 1), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        features = self.body(x).relu()
+        return {"logits": self.classifier(features), "size": self.size(features.mean((2, 3)))}
+
+
+def test_the_distance_of_a_teacher_is_that_at_every_part_of_the_answers() -> None:
+    with torch.random.fork_rng():
+        teacher, model = TwoHeads(0).eval(), TwoHeads(1).eval()
+    (data,) = batches(1)
+    _, history = ts.finetune(
+        model, [data], validation=[data], teacher=teacher, epochs=1, learning_rates=0.01, temperature=1.0
+    )
+    with torch.no_grad():
+        own, wanted = model(data), teacher(data)
+    log_own, log_wanted = (each["logits"].log_softmax(1) for each in (own, wanted))
+    positions = log_own[:, 0].numel()
+    divergence = (log_wanted.exp() * (log_wanted - log_own)).sum() / positions
+    error = (own["size"] - wanted["size"]).square().mean() / wanted["size"].var(correction=0)
+    assert history.start.validation_loss == pytest.approx((divergence + error).item(), rel=1e-4)
+    assert history.answers.startswith("logits: scores of 4 classes along axis 1; size: numbers of shape (2,)")
+
+
 @pytest.mark.slow
 def test_learns_and_leaves_everything_as_it_was() -> None:
     model, teacher, data = tiny().train(), tiny(3).train(), labelled(8)

@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrizations
 
 from tensigma.errors import InputError, UnsupportedLayer
-from tensigma.layers import CPFormat, Geometry, SVDFormat, Tucker2Format, find_layers, replace_, why_not
+from tensigma.layers import (
+    CPFormat,
+    Geometry,
+    SVDFormat,
+    Tucker2Format,
+    find_layers,
+    fingerprint,
+    replace_,
+    why_not,
+)
 
 
 def reasons(model: nn.Module) -> dict[str, str | None]:
@@ -65,6 +77,59 @@ def test_attention_that_reads_weights_says_what_to_switch_off() -> None:
     assert set(reason_of) == {"self_attn.out_proj", "linear1", "linear2"}
     assert (reason_of["self_attn.out_proj"] or "").startswith("nn.MultiheadAttention reads the weight")
     assert "torch.backends.mha.set_fastpath_enabled(False)" in (reason_of["linear1"] or "")
+
+
+class Cube(nn.Conv3d):
+    """As in torchvision's networks for video: built in another way, computed in the same."""
+
+    def __init__(self, n_in: int, n_out: int, stride: int = 1) -> None:
+        super().__init__(n_in, n_out, 3, stride=stride, padding=1, bias=False)
+
+    @staticmethod
+    def strides(stride: int) -> tuple[int, int, int]:
+        return stride, stride, stride
+
+
+def test_subclasses_that_only_build_their_base_are_layers_like_others() -> None:
+    plain = nn.Conv3d(4, 6, 3, stride=2, padding=1, bias=False)
+    (layer,) = find_layers(nn.Sequential(Cube(4, 6, stride=2)))
+    assert (layer.geometry, layer.reason) == (Geometry.of(plain), None)
+    assert fingerprint(nn.Sequential(Cube(4, 6, stride=2))) == fingerprint(nn.Sequential(plain))
+
+
+class Standardised(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight - self.weight.mean(), self.bias)
+
+
+class Deeper(Standardised):
+    """Has no forward of its own, but not that of nn.Linear."""
+
+
+class Computed(nn.Linear):
+    @property
+    def in_features(self) -> int:
+        return 3
+
+    @in_features.setter
+    def in_features(self, value: int) -> None: ...
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+class Masked(nn.Linear):
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__(n_in, n_out)
+        self.register_buffer("mask", torch.ones(1))
+
+
+@pytest.mark.parametrize("kind", [Standardised, Deeper, Computed, Masked, NonDynamicallyQuantizableLinear])
+def test_subclasses_that_may_compute_or_keep_something_else_are_left_alone(kind: type[nn.Linear]) -> None:
+    model = nn.Sequential(kind(3, 3))
+    (layer,) = find_layers(model)
+    assert layer.geometry is None
+    assert "is a subclass of nn.Linear and may compute something else" in (layer.reason or "")
+    assert fingerprint(model) == {}
 
 
 def test_subclasses_are_left_alone() -> None:

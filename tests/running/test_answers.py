@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -108,6 +109,8 @@ ASSUMED = [
     pytest.param(lambda: EmbeddingNet("fc", nn.Linear(6, 5)), "fc", id="name-of-the-model"),
     pytest.param(lambda: SiameseEncoder("head", nn.Linear(6, 5)), "head", id="another-name-of-the-model"),
     pytest.param(lambda: nn.Sequential(EmbeddingNet("fc", nn.Linear(6, 5))), "0.fc", id="name-of-a-part"),
+    pytest.param(lambda: Named("fc", nn.Linear(6, 128)), "fc", id="width-of-embeddings"),
+    pytest.param(lambda: Named("head", nn.Linear(6, 96), num_classes=96), "head", id="width-of-embeddings-twice-told"),
     pytest.param(lambda: Body(*POOL, nn.Linear(6, 5)), "after.2", id="sequential"),
     pytest.param(lambda: Body(*POOL, nn.Linear(6, 5), nn.Sigmoid()), "after.2", id="sigmoid"),
     pytest.param(lambda: Named("linear", nn.Linear(6, 5)), "linear", id="a-name-that-says-nothing"),
@@ -144,6 +147,8 @@ def test_scores_that_nothing_but_a_width_speaks_for_are_not_assumed_in_silence(b
         pytest.param(lambda: Named("fc", nn.Linear(6, 5)), id="fc"),
         pytest.param(lambda: Named("class_head", nn.Linear(6, 5)), id="head"),
         pytest.param(lambda: Named("classifier", nn.Conv2d(6, 5, 1)), id="segmenter"),
+        pytest.param(lambda: Named("fc", nn.Linear(6, 1000)), id="a-thousand-classes"),
+        pytest.param(lambda: Named("classifier", nn.Linear(6, 64)), id="classifier-of-any-width"),
         pytest.param(lambda: Named("last", nn.Linear(6, 5), num_classes=5), id="number-of-classes"),
         pytest.param(lambda: EmbeddingNet("fc", nn.Linear(6, 5), num_classes=5), id="number-and-name"),
         pytest.param(lambda: EncoderClassifier("fc", nn.Linear(6, 5)), id="encoder-of-a-classifier"),
@@ -160,6 +165,27 @@ def test_what_says_that_it_classifies_is_guessed_without_a_warning(build: Any) -
         warnings.simplefilter("error")
         answers = reading(build())
     assert (kinds(answers), answers.guessed, answers.assumed) == ([ts.Scores()], True, False)
+
+
+@pytest.mark.slow
+def test_everything_that_goes_by_the_answers_prints_what_it_took_them_for() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU(), Named("fc", nn.Linear(6, 5))).eval()
+    data = [torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(5)]
+    guess = "\ncompared: scores of 5 classes along axis 1 (guessed; answers= sets it)"
+    weighed = ts.plan(model, budget=ts.Params(0.8), data=data)
+    searched = ts.plan(model, budget=ts.Drop(0.5, trials=1), data=data, weights=None)
+    unweighed = ts.plan(model, budget=ts.Params(0.8), data=data, weights=None)
+    assert [guess in str(plan) for plan in (weighed, searched, unweighed)] == [True, True, False]
+    reports = [ts.compress(model, plan, data=data)[1] for plan in (weighed, searched, unweighed)]
+    assert [guess in str(report) for report in reports] == [True, True, False]
+    assert guess in str(ts.compress(model, unweighed, data=data, refine=8)[1])
+    small, _ = ts.compress(model, unweighed, data=data)
+    tuned, history = ts.finetune(small, data, teacher=model, epochs=1, learning_rates=1e-4)
+    assert guess in str(history)
+    assert guess in str(ts.evaluate(tuned, data, original=model))
+    wished = ts.plan(model, budget=ts.Params(0.8), data=data, answers=ts.Numbers())
+    assert str(wished).endswith("\ncompared: numbers of shape (5,)")
 
 
 @pytest.mark.parametrize(
@@ -248,6 +274,50 @@ def test_scores_are_found_in_every_nesting(form: Any, path: str) -> None:
     assert f"compared: {answers}" in str(result)
 
 
+class Branches(nn.Module):
+    """Several layers whose outputs are answers, and answers that are computed from other layers."""
+
+    def __init__(self, **layers: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU())
+        self.layers = nn.ModuleDict(layers)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        maps = self.body(x)
+        return {
+            name: layer(maps if name.startswith("map") else maps.mean((2, 3))) for name, layer in self.layers.items()
+        }
+
+
+def test_each_part_is_read_by_the_layer_that_it_comes_from() -> None:
+    colour, shape, size = nn.Linear(6, 5), nn.Linear(6, 7), nn.Linear(6, 2)
+    # Two classifiers, neither of which is the last layer that was called for both.
+    both = reading(Branches(colour=colour, shape=shape))
+    assert {part.path: part.kind for part in both.parts} == {"colour": ts.Scores(), "shape": ts.Scores()}
+    assert both.assumed
+    # Maps of class scores beside numbers, called before them or after them, enlarged or as they are.
+    maps = nn.Sequential(OrderedDict(logits=nn.Conv2d(6, 4, 1)))
+    for layers in ({"map": maps, "size": size}, {"size": size, "map": maps}):
+        answers = reading(Branches(**layers))
+        assert [(part.path, part.kind) for part in answers.parts] == [("map", ts.Scores()), ("size", ts.Numbers())]
+        assert not answers.assumed
+    enlarged = Returns(lambda f, s: {"logits": f[:, :, None, None].expand(-1, -1, 9, 9), "size": s})
+    assert {part.path: part.kind for part in reading(enlarged).parts}["logits"] == ts.Scores()
+    # Features on the way to the scores are no scores.
+    hidden = nn.Sequential(nn.Flatten(), nn.Linear(192, 10), nn.ReLU())
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.fc2 = hidden, nn.Linear(10, 5)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            features = self.fc1(x)
+            return features, self.fc2(features)
+
+    assert [(part.path, part.kind) for part in reading(Both()).parts] == [("1", ts.Scores()), ("0", ts.Numbers())]
+
+
 def test_a_list_with_a_tensor_for_each_sample_is_asked_for() -> None:
     # Parts are told apart by their path: of such a list only the first sample would be compared.
     model = Returns(lambda f, s: list(s[:, None].expand(-1, 3, -1)))
@@ -287,7 +357,12 @@ def test_parts_can_be_named() -> None:
 
 
 def test_wrong_settings_are_refused() -> None:
-    for wrong in (lambda: ts.Scores(axis=0), lambda: ts.Scores(least=0.0), lambda: ts.Boxes(iou=1.5)):
+    for wrong in (
+        lambda: ts.Scores(axis=0),
+        lambda: ts.Scores(least=0.0),
+        lambda: ts.Boxes(iou=1.5),
+        lambda: ts.Boxes(score=50),
+    ):
         with pytest.raises(InputError):
             wrong()
 

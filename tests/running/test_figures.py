@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import tensigma as ts
-from tensigma.errors import InputError, StoreError
+from tensigma.errors import AnswersWarning, InputError, StoreError
 
 
 class Fixed(nn.Module):
@@ -91,6 +93,25 @@ def test_a_likeness_by_a_function_is_shown() -> None:
     assert ts.evaluate(models[0], BATCHES, original=models[1], answers=ts.Numbers()).likened is None
 
 
+def test_a_function_that_says_yes_or_no_for_each_sample_has_a_certificate() -> None:
+    scores = maps(0)
+    models = [Fixed(scores), Fixed(scores + torch.arange(5.0)[:, None, None, None])]
+
+    def near(one: Tensor, other: Tensor) -> Tensor:
+        return (one - other).abs().amax((1, 2, 3)) < 2.5
+
+    result = ts.evaluate(models[1], BATCHES, original=models[0], answers=near)
+    assert (result.agreement, result.likeness, result.measure) == (3 / 5, 3 / 5, "likeness")
+    assert result.certificate is not None
+    assert (result.certificate.samples, result.certificate.agreed) == (5, 3)
+    assert "agrees with the original (by near) on at least" in str(result.certificate)
+    assert ts.Evaluation.from_json(result.to_json()) == result
+    # Shares of a batch, or numbers in between, are no counts of samples.
+    for vague in (lambda *pair: near(*pair).double(), lambda *pair: near(*pair).all(), lambda *pair: near(*pair)[:1]):
+        other = ts.evaluate(models[1], BATCHES, original=models[0], answers=vague)
+        assert (other.agreement, other.certificate) == (None, None)
+
+
 def test_labels_of_positions_may_leave_some_out() -> None:
     scores = maps(0)
     labels = scores.argmax(1)
@@ -134,6 +155,21 @@ def test_detectors_are_judged_by_the_detections_of_the_original() -> None:
     assert loose.precision == 2 / 5
     assert result.original is not None
     assert (result.original.precision, result.original.agreement) == (1, 1)
+
+
+def test_two_detectors_that_find_nothing_agree_about_nothing() -> None:
+    unsure = Fixed(detections(certain=0.3))
+    with pytest.warns(AnswersWarning, match=r"no object with a score of 0\.5 or more in any of 5 images.*score=0\.1"):
+        result = ts.evaluate(unsure, BATCHES, original=unsure)
+    assert (result.precision, result.agreement, result.certificate) == (None, None, None)
+    # Objects that the original does not see are disagreement.
+    with pytest.warns(AnswersWarning, match="there is no average precision"):
+        invented = ts.evaluate(Fixed(detections()), BATCHES, original=unsure)
+    assert (invented.precision, invented.agreement) == (None, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ts.evaluate(unsure, BATCHES, original=unsure, answers=ts.Boxes(score=0.1)).precision == 1
+        assert ts.evaluate(unsure, BATCHES).precision is None
 
 
 def test_detectors_are_judged_by_labels_too() -> None:

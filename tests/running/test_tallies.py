@@ -62,6 +62,17 @@ def test_a_batch_without_labels_leaves_no_accuracy() -> None:
     assert (tally.top1, tally.top5, tally.likeness, tally.samples) == (None, None, None, 16)
 
 
+def test_positions_of_a_process_without_labels_are_added_to_those_of_another() -> None:
+    maps = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(0))
+    labels = maps.argmax(1)
+    one, other = ScoresTally(Scores()), ScoresTally(Scores())
+    one.add(maps[:2], labels[:2], maps[:2])
+    other.add(maps[2:], None, maps[2:])
+    one.merge(other)
+    assert (one.figures["iou"], one.figures["label_iou"], one.positions) == (1, None, 20)
+    assert int(one.beside["labels"].sum()) == 10
+
+
 def test_labels_that_no_class_has_are_counted_and_never_hit() -> None:
     tally, values = ScoresTally(Scores()), torch.eye(6)
     tally.add(values, torch.tensor([0, 1, -1, 6, 4, 100]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tensigma.calibration import LayerStats
 from tensigma.errors import InputError
 from tensigma.layers import Geometry, kernels_of
 from tensigma.linalg import Metric, output_spectrum
-from tensigma.solving import means, norm_of
+from tensigma.solving import means, metrics, norm_of
 from tensigma.solving.metrics import centred_metrics, gram_metrics
 
 
@@ -56,8 +57,8 @@ def test_norms_are_the_energy_of_outputs(case: LayerCase) -> None:
 def test_transposed_moments_stay_positive() -> None:
     geometry = Geometry.of(nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1, output_padding=1))
     stats = LayerStats.from_rows(torch.randn(100, 3) * 0.01 + 5, input_shape=(3, 4, 4))
-    for metrics in (gram_metrics, centred_metrics):
-        values = torch.linalg.eigvalsh(metrics(geometry, stats)[0].dense().double())
+    for build in (gram_metrics, centred_metrics):
+        values = torch.linalg.eigvalsh(build(geometry, stats)[0].dense().double())
         assert values.min() >= -1e-5 * values.max()
 
 
@@ -73,6 +74,29 @@ def test_rows_of_wide_layers_serve_as_they_are() -> None:
     assert centred_metrics(geometry, stats)[0].norm(kernel).item() ** 2 == pytest.approx(
         (y - y.mean(0)).square().sum(1).mean().item(), rel=1e-4
     )
+
+
+def test_of_statistics_in_a_folder_only_the_latest_metrics_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    held = ts.calibrate(model, [torch.randn(20, 8)])
+    held.save(tmp_path / "stats")
+    stored = ts.Calibration.load(tmp_path / "stats")
+    layers = [*held.values(), *stored.values()]
+    assert [stats.is_stored for stats in layers] == [False] * 4 + [True] * 4
+    one = layers[-1].n_bytes
+    assert one == layers[0].covariance.nbytes
+    geometry = Geometry.of(model[0])
+    monkeypatch.setattr(metrics, "_MOST_BYTES", 2 * one)
+    first = [centred_metrics(geometry, stats)[0] for stats in layers]
+    kept = [
+        centred_metrics(geometry, stats)[0] is metric for stats, metric in zip(layers[::-1], first[::-1], strict=True)
+    ]
+    # The oldest two were forgotten; those in memory anyway are kept.
+    assert kept[::-1] == [True] * 4 + [False] * 2 + [True] * 2
+    kernel = torch.randn(3, 8)
+    assert all(a.norm(kernel) == b.norm(kernel) for a, b in zip(first[:4], first[4:], strict=True))
 
 
 def test_statistics_of_another_layer_are_refused() -> None:

@@ -91,8 +91,10 @@ class Checkpoint:
             torch.Generator().set_state(rng)
         except RuntimeError as error:
             raise StoreError(f"{steps[-1]} is damaged: its state of torch's generator is none: {error}") from error
+        layers = StoredLayers(steps[-1], manifest["layers"])
         return State(
-            layers=dict(StoredLayers(steps[-1], manifest["layers"])),
+            # The next step takes the place of this one.
+            layers={name: stats.in_memory() for name, stats in layers.items()},
             finished_passes=manifest["finished_passes"],
             batches=manifest["batches"],
             samples=manifest["samples"],

@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
 
 from tensigma.calibration.store import read_tensor
 from tensigma.errors import InputError
+
+
+class Stored:
+    """A tensor in a file: read when it is called for, shared while somebody has it, and read again after that.
+
+    A plan refers to the statistics of every layer. All of them together may be larger than the model.
+    """
+
+    def __init__(self, file: Path, key: str, entry: Mapping[str, Any]) -> None:
+        self._file, self._key, self._entry = file, key, entry
+        self._in_use: ReferenceType[Tensor] | None = None
+
+    def __call__(self) -> Tensor:
+        tensor = None if self._in_use is None else self._in_use()
+        if tensor is None:
+            tensor = read_tensor(self._file, self._key, self._entry)
+            self._in_use = ref(tensor)
+        return tensor
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_in_use": None}  # weak references cannot be sent to another process
 
 
 class LayerStats:
@@ -34,15 +57,15 @@ class LayerStats:
         self,
         *,
         mean: Tensor,
-        covariance: Tensor | Callable[[], Tensor] | None = None,
-        rows: Tensor | Callable[[], Tensor] | None = None,
+        covariance: Tensor | Stored | None = None,
+        rows: Tensor | Stored | None = None,
         count: int,
         samples: int | None = None,
         input_shape: tuple[int, ...] = (),
         output_shape: tuple[int, ...] = (),
         output_abs_mean: Tensor | None = None,
         output_count: int | None = None,
-        fisher: Tensor | Callable[[], Tensor] | None = None,
+        fisher: Tensor | Stored | None = None,
         fisher_samples: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -96,6 +119,16 @@ class LayerStats:
         return self._mean.shape[0] if self._mean.dim() == 2 else 1
 
     @property
+    def n_bytes(self) -> int:
+        """What the centred moment takes."""
+        return self.groups * self.d**2 * self.dtype.itemsize
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the centred moment lies in a file and is read when it is asked for."""
+        return isinstance(self._covariance, Stored)
+
+    @property
     def mean(self) -> Tensor:
         """E[u], shape (d,) or (g, d), in the precision of the covariance."""
         return self._mean.to(self.dtype)
@@ -103,17 +136,13 @@ class LayerStats:
     @property
     def rows(self) -> Tensor | None:
         """The rows themselves, (n, d), if a very wide layer has seen fewer of them than ``d``; otherwise None."""
-        if callable(self._rows):
-            self._rows = self._rows()
-        return self._rows
+        return self._rows() if isinstance(self._rows, Stored) else self._rows
 
     @property
     def covariance(self) -> Tensor:
         """E[(u − E u)(u − E u)ᵀ], shape (d, d) or (g, d, d)."""
-        if callable(self._covariance):
-            self._covariance = self._covariance()
         if self._covariance is not None:
-            return self._covariance
+            return self._covariance() if isinstance(self._covariance, Stored) else self._covariance
         rows = self.rows
         assert rows is not None
         centred = (rows - self._mean).to(rows.dtype)  # centred before it is rounded
@@ -128,9 +157,7 @@ class LayerStats:
     @property
     def fisher(self) -> Tensor | None:
         """Mean over samples of the squared gradient of each weight, shaped like the weight; None if not gathered."""
-        if callable(self._fisher):
-            self._fisher = self._fisher()
-        return self._fisher
+        return self._fisher() if isinstance(self._fisher, Stored) else self._fisher
 
     def replace(self, **fields: Any) -> LayerStats:
         """The same moments with other fields replaced."""
@@ -146,6 +173,13 @@ class LayerStats:
         }
         kept.update(fields)
         return LayerStats(mean=self._mean, covariance=self._covariance, rows=self._rows, dtype=self.dtype, **kept)
+
+    def in_memory(self) -> LayerStats:
+        """The same without the file that it was read from."""
+        held = copy.copy(self)
+        stored = (self._covariance, self._rows, self._fisher)
+        held._covariance, held._rows, held._fisher = (each() if isinstance(each, Stored) else each for each in stored)
+        return held
 
     def _tensors(self) -> dict[str, Tensor]:
         """The tensors of this layer that a store keeps."""
@@ -186,8 +220,8 @@ class LayerStats:
         """A layer of a store; its large tensors are read on demand."""
         present = set(entry["tensors"])
 
-        def later(key: str) -> Callable[[], Tensor] | None:
-            return (lambda: read_tensor(file, key, entry)) if key in present else None
+        def later(key: str) -> Stored | None:
+            return Stored(file, key, entry) if key in present else None
 
         return cls(
             mean=read_tensor(file, "mean", entry),

@@ -220,4 +220,6 @@ def _measured(plan: ts.Plan) -> list[str]:
         original = ts.report.percent(note["original"])
         beside = "" if note["measure"] == "agreement" else f" (original: {original})"
         notes.append(f"{note['measure']} {kept}{beside} on {samples}")
+    if plan.compared:
+        notes.append(f"compared: {plan.compared}")
     return notes

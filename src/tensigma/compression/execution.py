@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 import warnings
@@ -201,12 +200,13 @@ def compress(
     else:
         jobs = jobs_for(subject, plan.treatments, stats)
         solved = run_shared(jobs, solutions=solutions, keep=False, workers=workers, report=report)
-    small = copied(subject)
+    small = copied(subject, shared=solved)
     replace_(small, {name: solution.modules for name, (solution, _) in solved.items()})
     if plan.folding.layers:
         notes["folded"] = len(plan.folding.layers)
     if "weighing" in plan.notes:
         notes["weighing"] = plan.notes["weighing"]
+    compared = plan.compared
     if refine is not None:
         blocks = blocks_around(model, list(solved))
         notes["refinement"] = refine_(
@@ -219,6 +219,9 @@ def compress(
             answers=answers if recipe is None else recipe.answers,
             progress=progress,
         )
+        compared = compared or notes["refinement"]["answers"]
+    if compared:
+        notes["compared"] = compared
     if reestimate_bn:
         notes["reestimated_bn"] = reestimate_bn_(small, fit_data, input=input)
     if speed:
@@ -424,7 +427,7 @@ def _row(
             name=entry.name, method="dense", ranks=None, norm=None, before=before, after=now, reason=entry.reason
         )
     solution, cached = solved
-    after = size_of(copy.deepcopy(solution.modules).to(next(module.parameters())))
+    after = size_of(solution.modules)  # in the precision of the layer that they have replaced
     return LayerReport(
         name=entry.name,
         method=entry.method.name,

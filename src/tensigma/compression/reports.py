@@ -91,6 +91,7 @@ _NOTES = record(
         "speed": optional(_SPEED),
         "finetuning": optional(mapping(anything)),  # checks itself
         **NOTE_CHECKS,
+        "compared": text(),
     },
     others=anything,
 )
@@ -247,6 +248,11 @@ class Report:
         page = PageData(front=data.get("front"), spectra=data.get("spectra", {}))
         return cls(**values, page_data=page)
 
+    @property
+    def compared(self) -> str:
+        """What the answers of the model were taken for in planning or refinement, in words; empty if in neither."""
+        return str(self.notes.get("compared", ""))
+
     def __str__(self) -> str:
         rows = []
         for layer in self.layers:
@@ -293,7 +299,8 @@ class Report:
         ]
         speed = self.notes.get("speed")
         time = "" if speed is None else f", {speed_in_words(speed)}"
-        return table(header, rows, left=(0, 1, 3, 5, 7, 11)) + f"\nrate {self.rate:.2f}{time}"
+        lines = [table(header, rows, left=(0, 1, 3, 5, 7, 11)), f"rate {self.rate:.2f}{time}"]
+        return "\n".join([*lines, f"compared: {self.compared}"] if self.compared else lines)
 
 
 def _check_page(data: Mapping[str, Any]) -> None:

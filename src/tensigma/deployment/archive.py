@@ -165,7 +165,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None, *, dens
                 f"layer {name!r} of the model has {hooks}, which it would lose; register them after loading"
             )
     state, grids = _state(place, manifest)
-    loaded = copied(model)
+    loaded = copied(model, shared=manifest["layers"])
     _make_room_for_folded_(loaded, manifest, state, place)
     compressed = {name: _format(name, entry) for name, entry in manifest["layers"].items()}
     for name, (format, bias) in compressed.items():

@@ -361,6 +361,8 @@ def compare(
             seconds = time.perf_counter() - start
             report(EvaluationProgress(done=batch.index + 1, total=batches.n_batches, samples=samples, seconds=seconds))
     assert first is not None
+    for tally in list(tallies.values())[:1]:  # all are compared with the same answers
+        tally.warn(stacklevel=4)
     times: list[Timing] | list[None] = [None] * len(models)
     if latency:
         times = measure_latency(list(models.values()), taken(first.inputs, slice(latency_batch)), rounds=rounds)
@@ -387,6 +389,8 @@ def _meaning(result: Evaluation, answers: Wish) -> str:
 def _agreeing(result: Evaluation, answers: Wish) -> str:
     if result.precision is not None or result.measure == Boxes.measure:
         return "the same objects"
+    if result.measure == Likened.measure:
+        return f"by {Likened(answers).name}" if callable(answers) else ""
     if result.position_agreement is None:
         return ""
     # Of parts by name, the first that is compared is the main one.

@@ -171,7 +171,8 @@ class FineTuning:
                     rate.ended,
                 ]
             )
-        return table(header, rows, left=(0, 6))
+        figures = table(header, rows, left=(0, 6))
+        return f"{figures}\ncompared: {self.answers}" if self.answers else figures
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,6 +165,7 @@ class Teacher(Objective):
         return loss.item()
 
     def score(self, tally: Tally) -> float:
+        tally.warn()
         return tally.likeness or 0.0
 
 

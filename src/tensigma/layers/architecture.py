@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 from tensigma.layers.geometry import TARGETS, Geometry, plain_type
 
@@ -12,7 +13,7 @@ from tensigma.layers.geometry import TARGETS, Geometry, plain_type
 def compressible(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Names and modules of the layers that Tensigma can read, in the order of the model."""
     for name, module in model.named_modules():
-        if type(module) in TARGETS:
+        if plain_type(module) in TARGETS and not parametrize.is_parametrized(module):
             yield name, module
 
 

@@ -16,17 +16,47 @@ Kind = Literal["linear", "conv", "conv_transpose"]
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-#: The layers that Tensigma looks at. Subclasses with a forward of their own are left alone.
+#: The layers that Tensigma looks at. Subclasses that may compute something else are left alone.
 TARGETS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
+#: What a subclass may change of its base and still compute the same: how it is built and how it is shown.
+_HARMLESS = {
+    *("__init__", "__repr__", "extra_repr", "reset_parameters"),
+    *("__doc__", "__module__", "__annotations__", "__annotate_func__", "__annotations_cache__"),
+    *("__firstlineno__", "__static_attributes__"),  # from Python 3.13 on
+}
 
 
 def plain_type(module: nn.Module) -> type[nn.Module]:
-    """The class of a layer, without the subclass that ``torch.nn.utils.parametrize`` makes for it.
+    """The class of a layer, without subclasses that compute the same.
+
+    Those are the one that ``torch.nn.utils.parametrize`` makes, and those that only build their base in another way.
 
     >>> plain_type(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))).__name__
     'Linear'
+    >>> class Pointwise(nn.Conv2d):
+    ...     def __init__(self, n_in, n_out):
+    ...         super().__init__(n_in, n_out, 1, bias=False)
+    >>> plain_type(Pointwise(3, 4)).__name__
+    'Conv2d'
     """
-    return type(module).__mro__[1] if parametrize.is_parametrized(module) else type(module)
+    parametrized = parametrize.is_parametrized(module)
+    kind = type(module).__mro__[1] if parametrized else type(module)
+    base = next((target for target in TARGETS if issubclass(kind, target)), None)
+    if base is None or kind is base or parametrized or not _is_plain_layer(module):
+        return kind
+    between = kind.__mro__[: kind.__mro__.index(base)]
+    return base if all(_changes_nothing(each, base) for each in between) else kind
+
+
+def _is_plain_layer(module: nn.Module) -> bool:
+    """Whether a layer has a weight and a bias, and nothing besides."""
+    return set(module._parameters) == {"weight", "bias"} and not module._buffers and not module._modules
+
+
+def _changes_nothing(kind: type, base: type[nn.Module]) -> bool:
+    """Whether a subclass computes what its base computes. Those of torch itself are lazy, quantised or watched."""
+    overridden = {name for name in vars(kind) if hasattr(base, name)} - _HARMLESS
+    return not overridden and not {"weight", "bias"} & set(vars(kind)) and not kind.__module__.startswith("torch.")
 
 
 @dataclass(frozen=True, kw_only=True)

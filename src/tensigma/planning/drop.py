@@ -116,6 +116,8 @@ class Kept:
     original: float = 1.0
     #: Why labels were not used though there are some.
     doubt: str | None = None
+    #: What is compared, in words.
+    answers: str = ""
 
     @property
     def lost(self) -> float:
@@ -124,7 +126,14 @@ class Kept:
 
 
 _KEPT = record(
-    {"measure": text(), "samples": integer(), "share": number(), "original": number(), "doubt": optional(text())}
+    {
+        "measure": text(),
+        "samples": integer(),
+        "share": number(),
+        "original": number(),
+        "doubt": optional(text()),
+    },
+    {"answers": text()},
 )
 
 
@@ -201,15 +210,19 @@ class Judge:
         doubt = self._doubt(original) if labelled else None
         if doubt is not None and self.measure == "accuracy":
             raise InputError(f"Drop(measure='accuracy'): {doubt}; check the labels, or use measure='agreement'")
+        answers = str(tally.answers)
         if accuracy is not None and of_original is not None and labelled and doubt is None:
-            return Kept(measure="accuracy", samples=tally.samples, share=accuracy, original=of_original)
+            return Kept(
+                measure="accuracy", samples=tally.samples, share=accuracy, original=of_original, answers=answers
+            )
         if tally.likeness is None:
             raise InputError(
                 "the original finds nothing in the held-out batches that a small model could be measured by; pass "
                 "other data, or {answers}, such as Boxes(score=0.1)",
                 parameters=("answers",),
             )
-        return Kept(measure=tally.answers.measure, samples=tally.samples, share=tally.likeness, doubt=doubt)
+        measure = tally.answers.measure
+        return Kept(measure=measure, samples=tally.samples, share=tally.likeness, doubt=doubt, answers=answers)
 
     def _doubt(self, original: Tally) -> str | None:
         """Why the labels in the batches cannot be those of this model; None if they can."""
@@ -293,6 +306,7 @@ def smallest_plan(
         "samples": kept.samples,
         "tried": tried,
         "data": searched_on,
+        "answers": kept.answers,
     }
     return plan.with_notes(drop=notes)
 

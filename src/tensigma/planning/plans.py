@@ -39,10 +39,10 @@ VERSION = 1
 NOTE_CHECKS: dict[str, Check] = {
     "weighing": record(
         {"power": number(0), "tried": sequence(anything), "samples": integer()},
-        {"effect_samples": integer(), "data": optional(text()), "by": text()},
+        {"effect_samples": integer(), "data": optional(text()), "by": text(), "answers": text()},
         others=anything,
     ),
-    "drop": record({}, {"data": optional(text())}, others=anything),
+    "drop": record({}, {"data": optional(text()), "answers": text()}, others=anything),
 }
 # What folding saves; a layer that gains a bias may gain more than its BatchNorm had.
 _ANY = integer(-(2**62))
@@ -350,6 +350,12 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
     def __repr__(self) -> str:
         return f"Plan({len(self.compressed)} of {len(self)} layers, rate {self.rate:.2f})"
 
+    @property
+    def compared(self) -> str:
+        """What the answers of the model were taken for where they decided, in words; empty if they did not."""
+        notes = (self.notes.get(name, {}) for name in ("drop", "weighing"))
+        return next((str(note["answers"]) for note in notes if note.get("answers")), "")
+
     def __str__(self) -> str:
         measures = ("params", "macs", "bytes") if self.has_bits else ("params", "macs")
         rows = []
@@ -372,7 +378,8 @@ class Plan(Mapping[str, DenseEntry | CompressedEntry]):
         rise = f", but {after.macs / before.macs:.2f} times the MACs" if self.raises_macs else ""
         smaller = f", bytes {before.bytes / max(after.bytes, 1):.2f}" if self.has_bits else ""
         head = table([*header, "why dense"], rows, left=left)
-        return "\n".join([head, f"rate {self.rate:.2f}{smaller}{rise}", *self.folding.in_words()])
+        compared = [f"compared: {self.compared}"] if self.compared else []
+        return "\n".join([head, f"rate {self.rate:.2f}{smaller}{rise}", *self.folding.in_words(), *compared])
 
 
 def _pair(before: Cost, after: Cost, measure: str, *, known: bool, changed: bool) -> list[str]:

@@ -127,7 +127,7 @@ def facts(report: Report, evaluation: Evaluation | None) -> list[tuple[str, str]
         ("Searched with", notes.get("searched_on")),
         ("Evaluated on", notes.get("evaluated_on")),
         ("Evaluation samples", None if evaluation is None else numbers.number(evaluation.samples)),
-        ("Compared", None if evaluation is None else evaluation.answers),
+        ("Compared", report.compared if evaluation is None else evaluation.answers),
         ("Certificate", None if certified is None else _certificate(certified)),
         ("Norm", ", ".join(norms)),
         ("Budget shared out", weighing_in_words(notes["weighing"]) if notes.get("weighing") else None),

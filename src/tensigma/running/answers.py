@@ -14,7 +14,7 @@ from tensigma.errors import AnswersWarning, InputError
 from tensigma.running.batches import Batch
 from tensigma.running.borrowing import run
 from tensigma.running.guessing import boxes_in, first_path, floats_in, guess, is_by_sample, is_told
-from tensigma.running.heads import Head, last_layers, raw_outputs, watched
+from tensigma.running.heads import Heads, last_layers, raw_outputs, watched
 from tensigma.running.inputs import mapped
 from tensigma.running.kinds import Boxes, Kind, Likened, LikenessFunction, Numbers, Scores, Smooth
 from tensigma.running.outputs import items_of, leaves
@@ -110,14 +110,15 @@ def first_answers(model: nn.Module, batch: Batch, wish: Wish = None, *, ask: boo
     tensigma.running.answers.UnknownAnswers: each answer is 4 numbers, which may be class scores or an embedding; say \
 which with answers=, Scores() or Numbers()
     """
-    with watched(model) as head:
+    with watched(model) as heads:
         output = run(model, batch)
-    parts = _guessed(output, batch, head, ask=ask) if wish is None else _wished(output, wish, batch, head)
-    assumed = wish is None and not _is_sure(output, parts, batch, head)
+    heads.share_out(leaves(output).values())
+    parts = _guessed(output, batch, heads, ask=ask) if wish is None else _wished(output, wish, batch, heads)
+    assumed = wish is None and bool(parts) and not _is_sure(output, parts[0], batch, heads)
     if assumed:
-        _warn(parts[0], head)
+        _warn(parts[0], heads.of(_walk(output, parts[0].path)).name)
     # A function of two outputs has no gradient that could be relied on.
-    close = _guessed(output, batch, head, ask=False) if parts and isinstance(parts[0].kind, Likened) else parts
+    close = _guessed(output, batch, heads, ask=False) if parts and isinstance(parts[0].kind, Likened) else parts
     smooth = tuple(part for part in close if isinstance(part.kind, Smooth))
     answers = Answers(parts, guessed=wish is None, assumed=assumed, smooth=smooth)
     return output, answers if len(smooth) == len(close) else replace(answers, raw=_raw(model, batch))
@@ -130,14 +131,14 @@ def _raw(model: nn.Module, batch: Batch) -> tuple[str, ...]:
         return tuple(last_layers(model, lambda: run(model, copied)))
 
 
-def _wished(output: Any, wish: Wish, batch: Batch, head: Head) -> tuple[Part, ...]:
+def _wished(output: Any, wish: Wish, batch: Batch, heads: Heads) -> tuple[Part, ...]:
     if isinstance(wish, Boxes):
         return (_part(output, (boxes_in(output, wish) or [""])[0], wish),)
     if isinstance(wish, Numbers):
         return tuple(_part(output, path, wish) for path in floats_in(output) or [""])
     if isinstance(wish, Kind):
         scores = _part(output, first_path(list(floats_in(output))), wish)
-        others = _guessed(output, batch, head, ask=False)
+        others = _guessed(output, batch, heads, ask=False)
         return (scores, *(part for part in others if part.path != scores.path))
     if isinstance(wish, Mapping):
         kinds = {str(path): kind for path, kind in wish.items() if kind is not None}
@@ -152,15 +153,15 @@ def _wished(output: Any, wish: Wish, batch: Batch, head: Head) -> tuple[Part, ..
     )
 
 
-def _guessed(output: Any, batch: Batch, head: Head, *, ask: bool) -> tuple[Part, ...]:
+def _guessed(output: Any, batch: Batch, heads: Heads, *, ask: bool) -> tuple[Part, ...]:
     boxes = boxes_in(output, Boxes())
     if boxes:
         return tuple(_part(output, path, Boxes()) for path in boxes)
     tensors = floats_in(output)
-    kinds = {path: guess(path, tensor, batch, head) for path, tensor in tensors.items()}
+    kinds = {path: guess(path, tensor, batch, heads.of(tensor)) for path, tensor in tensors.items()}
     if not any(isinstance(kind, Scores) for kind in kinds.values()):
         # Labels say that there are scores, not which of several parts they are.
-        kinds = {path: guess(path, tensor, batch, head, batch.targets) for path, tensor in tensors.items()}
+        kinds = {path: guess(path, tensor, batch, heads.of(tensor), batch.targets) for path, tensor in tensors.items()}
     found = [path for path, kind in kinds.items() if isinstance(kind, Scores)]
     scores = sorted(found, key=lambda path: path != first_path(found))
     unclear = next((path for path, kind in kinds.items() if kind is None), None)
@@ -184,19 +185,25 @@ def _guessed(output: Any, batch: Batch, head: Head, *, ask: bool) -> tuple[Part,
             parameters=("answers",),
         )
     others = [path for path in kinds if path not in scores]
-    return tuple(_part(output, path, kinds[path] or Numbers()) for path in (*scores, *others))
+    parts = [_part(output, path, kinds[path] or Numbers()) for path in (*scores, *others)]
+    sure = {part.path for part in parts if _is_sure(output, part, batch, heads)}
+    if scores and sure & set(scores):
+        # Beside scores that are told as such, others that only a width speaks for are more likely numbers.
+        told = [part if part.path in sure else _part(output, part.path, Numbers()) for part in parts]
+        parts = sorted(told, key=lambda part: not isinstance(part.kind, Scores))
+    return tuple(parts)
 
 
-def _is_sure(output: Any, parts: tuple[Part, ...], batch: Batch, head: Head) -> bool:
-    """Whether the main part is what it is taken for: no scores, or scores that something but a width tells."""
-    if not parts or not isinstance(parts[0].kind, Scores):
+def _is_sure(output: Any, part: Part, batch: Batch, heads: Heads) -> bool:
+    """Whether a part is what it is taken for: no scores, or scores that something but a width tells."""
+    if not isinstance(part.kind, Scores):
         return True
-    path, kind = parts[0].path, parts[0].kind
-    return is_told(path, _walk(output, path), kind.axis, head, batch.targets)
+    tensor = _walk(output, part.path)
+    return is_told(part.path, tensor, part.kind.axis, heads.of(tensor), batch.targets)
 
 
-def _warn(part: Part, head: Head) -> None:
-    layer = f"the layer {head.name}" if head.name else "a layer"
+def _warn(part: Part, name: str) -> None:
+    layer = f"the layer {name}" if name else "a layer"
     warnings.warn(
         f"the answers are compared as {part.words}: they come from {layer}, and nothing else says what they "
         "mean. If they are an embedding or other numbers, pass answers=Numbers() (--answers numbers); answers=Scores() "

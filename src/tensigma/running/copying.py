@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -15,11 +15,12 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 _DEPTH = 3
 
 
-def copied(model: ModuleT) -> ModuleT:
+def copied(model: ModuleT, shared: Iterable[str] = ()) -> ModuleT:
     """A deep copy of ``model``.
 
     Tensors that were computed and are kept as attributes (the weight of a pruned or weight-normed layer, an output of
-    the last pass) are copied without their history.
+    the last pass) are copied without their history. Modules named in ``shared`` are not copied: the copy has those of
+    ``model``, to be replaced next. Of a large network, their weights may be most of the memory that a copy takes.
 
     >>> import torch
     >>> from torch.nn.utils import prune
@@ -27,8 +28,11 @@ def copied(model: ModuleT) -> ModuleT:
     >>> torch.equal(copied(layer).weight, layer.weight)
     True
     """
-    memo: dict[int, Any] = {}
-    for module in model.modules():
+    modules = dict(model.named_modules())
+    memo: dict[int, Any] = {id(modules[name]): modules[name] for name in shared if name in modules}
+    for module in modules.values():
+        if id(module) in memo:
+            continue
         for tensor in _tensors(vars(module), _DEPTH):
             if not tensor.is_leaf or tensor.is_inference():
                 memo[id(tensor)] = _without_history(tensor)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,12 @@ from torch import Tensor, nn
 from tensigma.layers import TARGETS
 
 #: Words in the name of a layer, as people name the last layer of a classifier or of what gives an embedding.
-_OF_CLASSES = {"fc", "cls", "classifier", "classification", "class", "classes", "head", "heads", "logit", "logits"}
+_OF_CLASSES = {"cls", "classifier", "classification", "class", "classes", "logit", "logits"}
 _OF_EMBEDDINGS = {"embed", "embedding", "embeddings", "proj", "projection", "projector", "feature", "features"}
+#: The last layer of a classifier is often called so, that of an embedding at times: then its width has to agree.
+_OF_EITHER = {"fc", "head", "heads"}
+#: Embeddings are made as wide as suits processors; numbers of classes hardly ever are multiples of this.
+_STEP_OF_EMBEDDINGS = 32
 #: Words in the name of a class, as people name what gives an embedding, and those by which it does something else.
 _EMBEDDING_CLASSES = _OF_EMBEDDINGS | {"embedder", "encoder", "siamese", "triplet"}
 _OTHER_CLASSES = {"classifier", "classification", "decoder", "segmenter", "segmentation"}
@@ -25,9 +30,9 @@ _CLASS_COUNTS = ("num_classes", "n_classes", "num_labels")
 
 @dataclass
 class Head:
-    """The last Linear layer or convolution that a forward pass called."""
+    """The Linear layer or convolution that an answer comes from."""
 
-    #: Its number of outputs; 0 if there was none.
+    #: Its number of outputs; 0 if there is none.
     width: int = 0
     linear: bool = False
     #: Whether it has a kernel of one tap, as Linear layers do.
@@ -35,7 +40,7 @@ class Head:
     #: Whether a normalisation layer was called after it.
     normalised: bool = False
     name: str = ""
-    #: Whether its name, or an attribute of the model, says that its outputs are classes.
+    #: Whether its name, or an attribute of the model with a width that fits, says that its outputs are classes.
     classifies: bool = False
 
     def gives(self, width: int) -> bool:
@@ -43,28 +48,64 @@ class Head:
         return self.width == width and self.pointwise and not self.normalised
 
 
-@contextmanager
-def watched(model: nn.Module) -> Iterator[Head]:
-    """The head of the forward pass inside the block.
+class Heads:
+    """The heads of a forward pass: for each answer, the layer that it comes from.
 
-    >>> with watched(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3))) as head:
-    ...     _ = nn.Identity()
-    >>> head.width
-    0
+    An answer that a layer returned comes from that layer. Any other comes from the last layer that was called, unless
+    that one returned an answer itself: then no more is known than the kind of the layer before it.
     """
-    head = Head()
+
+    def __init__(self) -> None:
+        #: Every call of a layer in order, with what it returned as long as that is in use.
+        self.calls: list[tuple[Head, ReferenceType[Any]]] = []
+        self._own: dict[int, Head] = {}
+        self._rest = Head()
+
+    def share_out(self, answers: Iterable[Tensor]) -> None:
+        """Find the heads of these answers, which are all that the pass returned."""
+        ids = {id(answer) for answer in answers}
+        for head, returned in self.calls:
+            if id(returned()) in ids:
+                # Norms that were called later belong to other branches.
+                self._own[id(returned())] = replace(head, normalised=False)
+                self._rest = Head(linear=self._rest.linear)
+            else:
+                self._rest = head
+
+    def of(self, answer: Tensor) -> Head:
+        """The head of one of the answers."""
+        return self._own.get(id(answer), self._rest)
+
+
+@contextmanager
+def watched(model: nn.Module) -> Iterator[Heads]:
+    """The heads of the forward pass inside the block.
+
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2), nn.LayerNorm(2))
+    >>> with watched(model) as heads:
+    ...     answer = model(torch.ones(1, 4))
+    >>> heads.share_out([answer])
+    >>> heads.of(answer).name, heads.of(answer).normalised
+    ('1', True)
+    """
+    heads = Heads()
     names = {module: name for name, module in model.named_modules()}
 
     def layer(module: nn.Module, args: Any, output: Any) -> None:
         weight = module.weight
         assert isinstance(weight, Tensor)
-        head.linear, head.normalised = isinstance(module, nn.Linear), False
-        head.width = int(getattr(module, "out_features", 0) or getattr(module, "out_channels", 0))
-        head.pointwise = weight[0, 0].numel() == 1
-        head.name = names[module]
+        head = Head(
+            width=int(getattr(module, "out_features", 0) or getattr(module, "out_channels", 0)),
+            linear=isinstance(module, nn.Linear),
+            pointwise=weight[0, 0].numel() == 1,
+            name=names[module],
+        )
+        if isinstance(output, Tensor):
+            heads.calls.append((head, ref(output)))
 
     def norm(module: nn.Module, args: Any, output: Any) -> None:
-        head.normalised = True
+        if heads.calls:
+            heads.calls[-1][0].normalised = True
 
     with ExitStack() as stack:
         for module in model.modules():
@@ -72,26 +113,35 @@ def watched(model: nn.Module) -> Iterator[Head]:
                 stack.callback(module.register_forward_hook(layer).remove)
             elif "norm" in type(module).__name__.lower() and not any(module.children()):
                 stack.callback(module.register_forward_hook(norm).remove)
-        yield head
-    named = names_classes(head.name) and not _is_embedding(model, head.name)
-    head.classifies = named or _counts_classes(model, head.width)
+        yield heads
+    counts = _class_counts(model)
+    for head, _ in heads.calls:
+        named = names_classes(head.name, head.width) and not _is_embedding(model, head.name)
+        # Libraries of image classifiers build embeddings too, whose width is then their "number of classes".
+        head.classifies = named or (head.width in counts and not _is_width_of_embeddings(head.width))
 
 
-def names_classes(name: str) -> bool:
-    """Whether a layer of this name gives class scores: the last part of the name that tells decides.
+def names_classes(name: str, width: int) -> bool:
+    """Whether a layer of this name and width gives class scores: the last part of the name that tells decides.
 
-    >>> [names_classes(name) for name in ("backbone.fc2", "classifier.4", "low_classifier", "auxLogits.0")]
+    >>> [names_classes(name, 10) for name in ("backbone.fc2", "classifier.4", "low_classifier", "auxLogits.0")]
     [True, True, True, True]
-    >>> [names_classes(name) for name in ("6", "linear", "head.projection", "projection_head.0")]
+    >>> [names_classes(name, 10) for name in ("6", "linear", "head.projection", "projection_head.0")]
     [False, False, False, False]
+    >>> [names_classes(name, 128) for name in ("fc", "head", "classifier", "classifier.fc")]
+    [False, False, True, True]
     """
     for part in reversed(name.split(".")):
         words = _words(part)
         if words & _OF_EMBEDDINGS:
             return False
-        if words & _OF_CLASSES:
+        if words & _OF_CLASSES or (words & _OF_EITHER and not _is_width_of_embeddings(width)):
             return True
     return False
+
+
+def _is_width_of_embeddings(width: int) -> bool:
+    return width % _STEP_OF_EMBEDDINGS == 0
 
 
 def _words(name: str) -> set[str]:
@@ -106,11 +156,11 @@ def _is_embedding(model: nn.Module, name: str) -> bool:
     return any(each & _EMBEDDING_CLASSES and not each & _OTHER_CLASSES for each in words)
 
 
-def _counts_classes(model: nn.Module, width: int) -> bool:
-    """Whether some part of the model, or its configuration, says that there are ``width`` classes."""
+def _class_counts(model: nn.Module) -> set[int]:
+    """How many classes parts of the model, or their configurations, say there are."""
     holders = [holder for module in model.modules() for holder in (module, getattr(module, "config", None))]
     counts = [getattr(holder, name, None) for holder in holders for name in _CLASS_COUNTS]
-    return any(isinstance(count, int) and count == width for count in counts)
+    return {count for count in counts if isinstance(count, int)}
 
 
 def last_layers(model: nn.Module, run: Callable[[], Any]) -> list[str]:

@@ -189,6 +189,8 @@ class Boxes(Kind):
         numbers = all(not isinstance(each, bool) and isinstance(each, int | float) for each in self.thresholds)
         if not numbers or not self.thresholds or not all(0 < each <= 1 for each in self.thresholds):
             raise InputError(f"Boxes: iou is an overlap above 0 and up to 1, or several, got {self.iou!r}")
+        if isinstance(self.score, bool) or not isinstance(self.score, int | float) or not 0 <= self.score <= 1:
+            raise InputError(f"Boxes: score is the least score that counts, between 0 and 1, got {self.score!r}")
 
     @property
     def thresholds(self) -> tuple[float, ...]:
@@ -247,11 +249,22 @@ class Likened(Kind):
         """Any answer will do."""
 
     def words(self, part: Any) -> str:
-        return f"compared by {getattr(self.function, '__name__', 'a function')}"
+        return f"compared by {self.name}"
 
-    def likeness(self, answer: Any, reference: Any) -> float:
-        """The mean likeness over samples."""
-        value = torch.as_tensor(self.function(answer, reference), dtype=torch.float64).mean().item()
+    @property
+    def name(self) -> str:
+        """The name of the function, if it has one."""
+        name = str(getattr(self.function, "__name__", "<>"))
+        return "a function" if name.startswith("<") else name
+
+    def likeness(self, answer: Any, reference: Any) -> tuple[float, Tensor | None]:
+        """The mean likeness over samples; and whether each sample is alike, if that is what the function says.
+
+        >>> Likened(lambda one, other: one == other).likeness(torch.tensor([1, 2]), torch.tensor([1, 3]))
+        (0.5, tensor([ True, False]))
+        """
+        returned = torch.as_tensor(self.function(answer, reference))
+        value = returned.double().mean().item()
         if not 0 <= value <= 1:
             raise InputError(f"answers= was given a function that returned {value:g}; a likeness lies in [0, 1]")
-        return value
+        return value, returned if returned.dtype == torch.bool and returned.dim() == 1 else None

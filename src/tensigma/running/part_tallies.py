@@ -74,6 +74,8 @@ class BoxesTally(PartTally):
         self._reference: list[Detections] = []
         self._labels: list[Detections] = []
         self.agreed: int = 0
+        #: Detections, the reference's or its own, that are certain enough to count.
+        self._counted = 0
 
     def add(self, answer: Any, labels: Any = None, reference: Any = None) -> None:
         found = self.kind.detections(answer)
@@ -85,12 +87,14 @@ class BoxesTally(PartTally):
             expected = [each.above(self.kind.score) for each in self.kind.detections(reference)]
             self._reference += expected
             certain = [each.above(self.kind.score) for each in found]
+            self._counted += sum(map(len, (*certain, *expected)))
             pairs = zip(certain, expected, strict=True)
             self.agreed += sum(same_objects(one, other, min(self.kind.thresholds)) for one, other in pairs)
 
     def merge(self, other: BoxesTally) -> None:
         self.samples += other.samples
         self.agreed += other.agreed
+        self._counted += other._counted
         self._found += other._found
         self._reference += other._reference
         self._labels += other._labels
@@ -109,8 +113,20 @@ class BoxesTally(PartTally):
         return self._against(self._labels)
 
     @property
+    def finds_nothing(self) -> str:
+        """What is missing, in words, if the reference is sure of no object in any image; otherwise empty."""
+        if not self._reference or any(len(each) for each in self._reference):
+            return ""
+        return (
+            f"the original finds no object with a score of {self.kind.score:g} or more in any of {self.samples:,} "
+            "images, so there is no average precision; pass other images, or count less certain objects with "
+            f"answers=Boxes(score={self.kind.score / 5:g})"
+        )
+
+    @property
     def figures(self) -> dict[str, float | None]:
-        compared = bool(self.samples) and len(self._reference) == self.samples
+        # Two models that find nothing anywhere agree about nothing.
+        compared = self._counted > 0 and len(self._reference) == self.samples
         return {
             "precision": self.likeness,
             "label_precision": self.accuracy,
@@ -124,22 +140,32 @@ def _are_boxes(labels: Any, kind: Boxes) -> bool:
 
 
 class LikenedTally(PartTally):
-    """Answers compared by a function of the user's: the mean likeness over samples."""
+    """Answers compared by a function of the user's: the mean likeness over samples.
+
+    If it always says yes or no for each sample, the share of samples that are alike is an agreement.
+    """
 
     def __init__(self, kind: Likened) -> None:
         self.kind = kind
         self._sum = 0.0
         self._compared = False
+        self.agreed: int | None = 0
 
     def add(self, answer: Any, labels: Any = None, reference: Any = None, n_samples: int = 1) -> None:
         self.samples += n_samples
         if reference is not None:
             self._compared = True
-            self._sum += self.kind.likeness(answer, reference) * n_samples
+            likeness, verdicts = self.kind.likeness(answer, reference)
+            self._sum += likeness * n_samples
+            self._agree(None if verdicts is None or len(verdicts) != n_samples else int(verdicts.sum()))
+
+    def _agree(self, n_samples: int | None) -> None:
+        self.agreed = None if self.agreed is None or n_samples is None else self.agreed + n_samples
 
     def merge(self, other: LikenedTally) -> None:
         self.samples += other.samples
         self._sum += other._sum
+        self._agree(other.agreed)
         self._compared = self._compared or other._compared
 
     @property
@@ -148,7 +174,8 @@ class LikenedTally(PartTally):
 
     @property
     def figures(self) -> dict[str, float | None]:
-        return {}
+        decided = self._compared and self.agreed is not None and self.samples
+        return {"agreement": (self.agreed or 0) / self.samples if decided else None}
 
 
 def tally_of(kind: Kind) -> PartTally:

@@ -116,7 +116,7 @@ class ScoresTally(PartTally):
         self.classes = max(self.classes, other.classes)
         self.labelled, self.many = self.labelled and other.labelled, self.many and other.many
         self.compared, self.dense = self.compared or other.compared, self.dense or other.dense
-        self.beside = {what: self.beside.get(what, 0) + counts for what, counts in other.beside.items()}
+        self.beside |= {what: self.beside.get(what, 0) + counts for what, counts in other.beside.items()}
 
     @property
     def top1(self) -> float | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from torch import Tensor
 
-from tensigma.errors import InputError
+from tensigma.errors import AnswersWarning, InputError
 from tensigma.running.answers import Answers, Part
-from tensigma.running.part_tallies import LikenedTally, NumbersTally, tally_of
+from tensigma.running.part_tallies import BoxesTally, LikenedTally, NumbersTally, tally_of
 from tensigma.running.part_tally import PartTally
 from tensigma.running.scores_tally import ScoresTally
 
@@ -57,6 +58,11 @@ class Tally:
         rest = [part for part in self.parts if isinstance(part, NumbersTally)]
         shares = [part.likeness for part in (rest if isinstance(self.main, NumbersTally) else [self.main])]
         return min((share for share in shares if share is not None), default=None)
+
+    def warn(self, stacklevel: int = 3) -> None:
+        """Say so if the main figures are missing because the reference answers nothing."""
+        if isinstance(self.main, BoxesTally) and self.main.finds_nothing:
+            warnings.warn(self.main.finds_nothing, AnswersWarning, stacklevel=stacklevel)
 
     @property
     def others(self) -> list[tuple[Part, float | None]]:

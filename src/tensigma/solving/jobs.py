@@ -130,6 +130,6 @@ def compressed_copy(
 ) -> nn.Module:
     """A copy of ``model`` with these layers compressed, each fitted on its own."""
     solved = run_jobs(jobs_for(model, treatments, stats), solutions=solutions, workers=workers)
-    small = copied(model)
+    small = copied(model, shared=solved)
     replace_(small, {name: solution.modules for name, (solution, _) in solved.items()})
     return small

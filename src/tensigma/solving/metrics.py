@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from threading import Lock
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,8 +14,11 @@ from tensigma.errors import InputError
 from tensigma.layers import Geometry
 from tensigma.linalg import Metric
 
-# Checking and damping a wide gram takes seconds. These metrics share the memory of the statistics they belong to.
+# Checking and damping a wide gram takes seconds. These metrics share the memory of the statistics they belong to, or
+# are all that is in memory of statistics in a folder: of those, only the latest are kept, up to so many bytes.
 _centred: WeakKeyDictionary[LayerStats, tuple[Metric, ...]] = WeakKeyDictionary()
+_MOST_BYTES = 2 * 10**9
+_lock = Lock()
 
 
 def identity_metrics(geometry: Geometry) -> tuple[Metric, ...]:
@@ -45,9 +49,24 @@ def centred_metrics(geometry: Geometry, stats: LayerStats) -> tuple[Metric, ...]
         return (Metric.from_rows(stats.rows, stats.mean),)
     if geometry.kind == "conv_transpose":
         return _from_grams(_Scattered(geometry, stats).covariance())
-    if stats not in _centred:
-        _centred[stats] = _from_grams(_by_group(stats.covariance, geometry))
-    return _centred[stats]
+    metrics = _centred.get(stats)
+    if metrics is None:
+        metrics = _from_grams(_by_group(stats.covariance, geometry))
+        with _lock:
+            _centred[stats] = metrics
+            _forget_oldest()
+    return metrics
+
+
+def _forget_oldest() -> None:
+    """Keep no more of the metrics whose statistics lie in a folder than are allowed, and at least the latest."""
+    stored = [stats for stats in _centred if stats.is_stored]
+    total = sum(stats.n_bytes for stats in stored)
+    for stats in stored[:-1]:
+        if total <= _MOST_BYTES:
+            break
+        del _centred[stats]
+        total -= stats.n_bytes
 
 
 def means(geometry: Geometry, stats: LayerStats) -> Tensor:
