@@ -114,6 +114,24 @@ def test_copies_and_pickles_compute_the_same(tmp_path: Path):
             assert ts.export(other, tmp_path / "copy.onnx", x).max_difference is not None
 
 
+def test_values_are_released_after_their_last_use(tmp_path: Path):
+    """Passes that halt at a layer keep what later nodes read, and nothing else."""
+    nodes = [
+        node("Conv", "x w1", "c1", pads=[1, 1, 1, 1]),
+        node("Relu", "c1", "r1"),
+        node("Conv", "r1 w2", "c2", pads=[1, 1, 1, 1]),
+        node("Conv", "c2 w3", "c3", pads=[1, 1, 1, 1]),
+        node("Conv", "c3 w4", "y", pads=[1, 1, 1, 1]),
+    ]
+    shapes = {"w1": (32, 4, 3, 3), "w2": (2, 32, 3, 3), "w3": (2, 2, 3, 3), "w4": (6, 2, 3, 3)}
+    graph = graph_of(nodes, {name: weights(*shape) for name, shape in shapes.items()})
+    network = ts.load_onnx(written(graph, tmp_path))
+    samples = torch.randn(50, 4, 9, 7, generator=torch.Generator().manual_seed(0))
+    live = ts.running.live_bytes(network, ts.running.Batch(0, samples[:1], None), list(network.layers))
+    n_channels = {"the.c1": 0, "the.c2": 32, "the.c3": 2, "the.y": 2}
+    assert live == {name: n * 9 * 7 * 4 for name, n in n_channels.items()}
+
+
 def test_parameters_outside_layers_count(tmp_path: Path):
     network = ts.load_onnx(written(branching(), tmp_path))
     stored = [numpy_helper.to_array(tensor).size for tensor in network.source.graph.initializer]
