@@ -190,6 +190,58 @@ def test_layers_of_one_weight_stay_one(tmp_path: Path):
     assert {"w", "b"} <= {tensor.name for tensor in onnx.load(tmp_path / "small.onnx").graph.initializer}
 
 
+def test_weights_that_something_else_reads_stay(tmp_path: Path):
+    """A table of embeddings that is the last layer too, and a kernel that two layers read in different forms."""
+    table = [
+        node("Gather", "table numbers", "rows"),
+        node("ReduceMean", "rows", "mean", axes=[0], keepdims=0),
+        node("Add", "x mean", "moved"),
+        node("MatMul", "moved w", "h"),
+        node("Transpose", "table", "turned", perm=[1, 0]),
+        node("MatMul", "h turned", "y"),
+    ]
+    turned = [
+        node("MatMul", "x w", "h"),
+        node("MatMul", "h v", "i"),
+        node("Transpose", "w", "back", perm=[1, 0]),
+        node("MatMul", "i back", "y"),
+    ]
+    square = {"w": weights(24, 24), "v": weights(24, 24, seed=1)}
+    tensors = {"table": weights(40, 24), "numbers": np.array([1, 2]), **square}
+    both = {"the.h": "its weight is read by MatMul the.y too", "the.y": "its weight is read by MatMul the.h too"}
+    cases = {
+        "table.onnx": (table, ["the.h"], {"the.y": "its weight is read by Add the.moved too"}),
+        "turned.onnx": (turned, ["the.i"], both),
+    }
+    for name, (nodes, layers, left_alone) in cases.items():
+        file = written(graph_of(nodes, tensors, input=("n", 24)), tmp_path, name)
+        network = ts.load_onnx(file)
+        assert list(network.layers) == layers
+        assert network.left_alone.keys() == left_alone.keys()
+        assert all(network.left_alone[left].startswith(reason) for left, reason in left_alone.items())
+        x = inputs_for(network)
+        assert_same(network, x, answers_of(file, x))
+        small = compressed(network, 2)
+        ts.export(small, tmp_path / "small.onnx", x)
+        assert (tmp_path / "small.onnx").stat().st_size < file.stat().st_size
+
+
+def test_layers_in_functions_are_left_alone(tmp_path: Path):
+    inside = [helper.make_node("Conv", ["a", "w"], ["c"]), helper.make_node("Relu", ["c"], ["b"])]
+    block = helper.make_function("package", "Block", ["a", "w"], ["b"], inside, [helper.make_opsetid("", 17)])
+    calls = [
+        helper.make_node("Block", ["x", "w"], ["b"], name="the.block", domain="package"),
+        node("Conv", "b v", "y"),
+    ]
+    model = graph_of(calls, {"w": weights(4, 4, 3, 3), "v": weights(6, 4, 3, 3)}, domains=["package"])
+    model.functions.append(block)
+    reason = (
+        "Block is a function of the file, and layers inside functions are left alone; "
+        "onnx.inliner.inline_local_functions puts them into the graph"
+    )
+    assert_only_y_is_compressed(written(model, tmp_path), {"the.block": reason})
+
+
 def assert_only_y_is_compressed(file: Path, left_alone: dict[str, str]) -> None:
     """The layer ``the.y`` is compressed and written, and what is ``left_alone`` computes as before."""
     network = ts.load_onnx(file)
@@ -316,6 +368,10 @@ def test_weights_in_another_file_stay_outside(tmp_path: Path):
     ts.export(full, tmp_path / "out" / "small.onnx", x)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["small.onnx", "small.onnx.data"]
     assert_same(ts.load_onnx(tmp_path / "out" / "small.onnx"), x, expected)
+    whole = (tmp_path / "in" / "weights.bin").read_bytes()
+    (tmp_path / "in" / "weights.bin").write_bytes(whole[:1000])
+    with pytest.raises(StoreError, match=r"weights\.bin, which is truncated: it has 1,000 bytes, and w1 ends at byte"):
+        ts.load_onnx(file)
     (tmp_path / "in" / "weights.bin").unlink()
     with pytest.raises(StoreError, match=r"weights\.bin, which is not beside it"):
         ts.load_onnx(file)
