@@ -558,11 +558,14 @@ def test_a_folder_with_a_graph_of_somebody_else_is_never_replaced(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "fp16"])
-def test_fewer_bits(precision: Any, tmp_path: Path, batches: list[torch.Tensor]):
-    network = ts.load_onnx(written(branching(input=(1, 4, 9, 7)), tmp_path))
+@pytest.mark.parametrize("opset", [11, 17])
+def test_fewer_bits(precision: Any, opset: int, tmp_path: Path, batches: list[torch.Tensor]):
+    """Also with operators of a version in which integers have one scale for all channels."""
+    network = ts.load_onnx(written(branching(input=(1, 4, 9, 7), opset=opset, ir_version=6 + (opset > 11)), tmp_path))
     small, _ = ts.compress(network, batches, recipe=ts.Recipe(budget=ts.Macs(0.6), method="svd"))
     result = ts.quantize(small, tmp_path / "q.onnx", batches, precision=precision, original=network, latency=False)
     assert result.error < (0.1 if precision == "int8" else 1e-2)
     assert ts.load_onnx(tmp_path / "q.onnx").input == "x"
+    assert precision == "fp16" or "QuantizeLinear" in {item.op_type for item in onnx.load(tmp_path / "q.onnx").graph.node}
     with pytest.raises(InputError, match=r"ends with \.onnx"):
         ts.quantize(small, tmp_path / "folder", batches, precision="fp16")
