@@ -112,12 +112,12 @@ TASKS = {
         reading.layout_boxes,
         reading.box_agreement,
         "parts of pages",
-        128,
+        64,
         60,
         1,
         *IMAGENET,
         bgr=False,
-        memory="6GB",
+        memory="3GB",
     ),
 }
 

@@ -367,6 +367,7 @@ def test_weights_in_another_file_stay_outside(tmp_path: Path):
     full = compressed(network, 99)
     ts.export(full, tmp_path / "out" / "small.onnx", x)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["small.onnx", "small.onnx.data"]
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1
     assert_same(ts.load_onnx(tmp_path / "out" / "small.onnx"), x, expected)
     whole = (tmp_path / "in" / "weights.bin").read_bytes()
     (tmp_path / "in" / "weights.bin").write_bytes(whole[:1000])
