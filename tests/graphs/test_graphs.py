@@ -114,6 +114,24 @@ def test_copies_and_pickles_compute_the_same(tmp_path: Path):
             assert ts.export(other, tmp_path / "copy.onnx", x).max_difference is not None
 
 
+def test_values_are_released_after_their_last_use(tmp_path: Path):
+    """Passes that halt at a layer keep what later nodes read, and nothing else."""
+    nodes = [
+        node("Conv", "x w1", "c1", pads=[1, 1, 1, 1]),
+        node("Relu", "c1", "r1"),
+        node("Conv", "r1 w2", "c2", pads=[1, 1, 1, 1]),
+        node("Conv", "c2 w3", "c3", pads=[1, 1, 1, 1]),
+        node("Conv", "c3 w4", "y", pads=[1, 1, 1, 1]),
+    ]
+    shapes = {"w1": (32, 4, 3, 3), "w2": (2, 32, 3, 3), "w3": (2, 2, 3, 3), "w4": (6, 2, 3, 3)}
+    graph = graph_of(nodes, {name: weights(*shape) for name, shape in shapes.items()})
+    network = ts.load_onnx(written(graph, tmp_path))
+    samples = torch.randn(50, 4, 9, 7, generator=torch.Generator().manual_seed(0))
+    live = ts.running.live_bytes(network, ts.running.Batch(0, samples[:1], None), list(network.layers))
+    n_channels = {"the.c1": 0, "the.c2": 32, "the.c3": 2, "the.y": 2}
+    assert live == {name: n * 9 * 7 * 4 for name, n in n_channels.items()}
+
+
 def test_parameters_outside_layers_count(tmp_path: Path):
     network = ts.load_onnx(written(branching(), tmp_path))
     stored = [numpy_helper.to_array(tensor).size for tensor in network.source.graph.initializer]
@@ -170,6 +188,58 @@ def test_layers_of_one_weight_stay_one(tmp_path: Path):
     ts.export(small, tmp_path / "small.onnx", x)
     assert_same(small, x, answers_of(tmp_path / "small.onnx", x))
     assert {"w", "b"} <= {tensor.name for tensor in onnx.load(tmp_path / "small.onnx").graph.initializer}
+
+
+def test_weights_that_something_else_reads_stay(tmp_path: Path):
+    """A table of embeddings that is the last layer too, and a kernel that two layers read in different forms."""
+    table = [
+        node("Gather", "table numbers", "rows"),
+        node("ReduceMean", "rows", "mean", axes=[0], keepdims=0),
+        node("Add", "x mean", "moved"),
+        node("MatMul", "moved w", "h"),
+        node("Transpose", "table", "turned", perm=[1, 0]),
+        node("MatMul", "h turned", "y"),
+    ]
+    turned = [
+        node("MatMul", "x w", "h"),
+        node("MatMul", "h v", "i"),
+        node("Transpose", "w", "back", perm=[1, 0]),
+        node("MatMul", "i back", "y"),
+    ]
+    square = {"w": weights(24, 24), "v": weights(24, 24, seed=1)}
+    tensors = {"table": weights(40, 24), "numbers": np.array([1, 2]), **square}
+    both = {"the.h": "its weight is read by MatMul the.y too", "the.y": "its weight is read by MatMul the.h too"}
+    cases = {
+        "table.onnx": (table, ["the.h"], {"the.y": "its weight is read by Add the.moved too"}),
+        "turned.onnx": (turned, ["the.i"], both),
+    }
+    for name, (nodes, layers, left_alone) in cases.items():
+        file = written(graph_of(nodes, tensors, input=("n", 24)), tmp_path, name)
+        network = ts.load_onnx(file)
+        assert list(network.layers) == layers
+        assert network.left_alone.keys() == left_alone.keys()
+        assert all(network.left_alone[left].startswith(reason) for left, reason in left_alone.items())
+        x = inputs_for(network)
+        assert_same(network, x, answers_of(file, x))
+        small = compressed(network, 2)
+        ts.export(small, tmp_path / "small.onnx", x)
+        assert (tmp_path / "small.onnx").stat().st_size < file.stat().st_size
+
+
+def test_layers_in_functions_are_left_alone(tmp_path: Path):
+    inside = [helper.make_node("Conv", ["a", "w"], ["c"]), helper.make_node("Relu", ["c"], ["b"])]
+    block = helper.make_function("package", "Block", ["a", "w"], ["b"], inside, [helper.make_opsetid("", 17)])
+    calls = [
+        helper.make_node("Block", ["x", "w"], ["b"], name="the.block", domain="package"),
+        node("Conv", "b v", "y"),
+    ]
+    model = graph_of(calls, {"w": weights(4, 4, 3, 3), "v": weights(6, 4, 3, 3)}, domains=["package"])
+    model.functions.append(block)
+    reason = (
+        "Block is a function of the file, and layers inside functions are left alone; "
+        "onnx.inliner.inline_local_functions puts them into the graph"
+    )
+    assert_only_y_is_compressed(written(model, tmp_path), {"the.block": reason})
 
 
 def assert_only_y_is_compressed(file: Path, left_alone: dict[str, str]) -> None:
@@ -297,7 +367,12 @@ def test_weights_in_another_file_stay_outside(tmp_path: Path):
     full = compressed(network, 99)
     ts.export(full, tmp_path / "out" / "small.onnx", x)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["small.onnx", "small.onnx.data"]
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1
     assert_same(ts.load_onnx(tmp_path / "out" / "small.onnx"), x, expected)
+    whole = (tmp_path / "in" / "weights.bin").read_bytes()
+    (tmp_path / "in" / "weights.bin").write_bytes(whole[:1000])
+    with pytest.raises(StoreError, match=r"weights\.bin, which is truncated: it has 1,000 bytes, and w1 ends at byte"):
+        ts.load_onnx(file)
     (tmp_path / "in" / "weights.bin").unlink()
     with pytest.raises(StoreError, match=r"weights\.bin, which is not beside it"):
         ts.load_onnx(file)
@@ -484,11 +559,15 @@ def test_a_folder_with_a_graph_of_somebody_else_is_never_replaced(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "fp16"])
-def test_fewer_bits(precision: Any, tmp_path: Path, batches: list[torch.Tensor]):
-    network = ts.load_onnx(written(branching(input=(1, 4, 9, 7)), tmp_path))
+@pytest.mark.parametrize("opset", [11, 17])
+def test_fewer_bits(precision: Any, opset: int, tmp_path: Path, batches: list[torch.Tensor]):
+    """Also with operators of a version in which integers have one scale for all channels."""
+    network = ts.load_onnx(written(branching(input=(1, 4, 9, 7), opset=opset, ir_version=6 + (opset > 11)), tmp_path))
     small, _ = ts.compress(network, batches, recipe=ts.Recipe(budget=ts.Macs(0.6), method="svd"))
     result = ts.quantize(small, tmp_path / "q.onnx", batches, precision=precision, original=network, latency=False)
     assert result.error < (0.1 if precision == "int8" else 1e-2)
     assert ts.load_onnx(tmp_path / "q.onnx").input == "x"
+    operators = {item.op_type for item in onnx.load(tmp_path / "q.onnx").graph.node}
+    assert ("QuantizeLinear" in operators) == (precision == "int8")
     with pytest.raises(InputError, match=r"ends with \.onnx"):
         ts.quantize(small, tmp_path / "folder", batches, precision="fp16")

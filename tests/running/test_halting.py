@@ -173,6 +173,13 @@ def test_live_bytes_are_those_of_the_maps_that_later_layers_need() -> None:
     assert max(whole.values()) > 0
 
 
+def test_samples_that_wait_in_the_same_tensor_do_not_count_as_live() -> None:
+    # Flattening gives a view, of a tensor with many more samples.
+    model, samples = nn.Sequential(nn.Flatten(), nn.Linear(8, 5), nn.Linear(5, 2)), torch.ones(1000, 2, 4)
+    for x in (samples[:3], samples[:3].clone()):
+        assert live_bytes(model, Batch(0, x, None), ["1", "2"]) == {"1": 0, "2": 3 * 5 * 4}
+
+
 @pytest.mark.parametrize("after", [True, False], ids=["outputs", "inputs"])
 def test_batches_that_join_later_meet_what_they_would_have_met(after: bool) -> None:
     model, other, data = small_net(), small_net(seed=1), batches(3)

@@ -40,6 +40,31 @@ def test_divergence_of_scores_and_of_other_answers() -> None:
     assert Probe(Fixed(one.long()), x, samples=6).is_silent
 
 
+def test_levels_of_one_answer_count_as_one() -> None:
+    """The outputs of a detector at several resolutions: one on which nothing happens must not count most."""
+    generator = torch.Generator().manual_seed(0)
+
+    def answers(scale: float) -> list[Tensor]:
+        sizes = {(40, 5): 0.001, (10, 5): 1.0, (40, 8): 3.0, (10, 8): 3.0}
+        return [scale * size * torch.randn(6, *shape, generator=generator) for shape, size in sizes.items()]
+
+    original, changes = answers(1), answers(0.1)
+    changed = [one + change for one, change in zip(original, changes, strict=True)]
+
+    def named(tensors: list[Tensor]) -> Fixed:
+        return Fixed(dict(zip("abcd", tensors, strict=True)))
+
+    def joined(tensors: list[Tensor]) -> list[Tensor]:
+        return [torch.cat(tensors[:2], 1), torch.cat(tensors[2:], 1)]
+
+    expected = sum(
+        ((one - other) ** 2).mean() / one.var(correction=0)
+        for one, other in zip(joined(original), joined(changed), strict=True)
+    )
+    divergence = Probe(named(original), [torch.zeros(6, 1)], samples=6).divergence(named(changed))
+    assert divergence == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_what_the_original_leaves_unanswered_does_not_count() -> None:
     generator = torch.Generator().manual_seed(0)
     one, other = (torch.randn(6, 4, generator=generator) for _ in range(2))

@@ -21,8 +21,8 @@ from tensigma.graphs import FewBits, OnnxModel, onnx_module
 
 #: Instructions that add up products of 8-bit numbers in 32 bits. Without them sums overflow 16 bits.
 _VNNI = {"avx512_vnni", "avx_vnni"}
-#: Operators of earlier versions are converted first.
-_QUANTISABLE = 10
+#: From this version on, integers may have one scale for each channel. Operators of earlier ones are converted first.
+_QUANTISABLE = 13
 #: The axis of a weight that holds the outputs.
 _CHANNELS = {"Conv": 0, "MatMul": 1}
 _LARGEST_HALF = float(np.finfo(np.float16).max)
@@ -61,7 +61,7 @@ def prepare(source: Path, folder: Path) -> Any:
             preparing.quant_pre_process(source, file, skip_symbolic_shape=True)
             proto = onnx.load(file)
             if _opset(proto) < _QUANTISABLE:
-                proto = onnx.version_converter.convert_version(proto, _QUANTISABLE + 1)
+                proto = onnx.version_converter.convert_version(proto, _QUANTISABLE)
             return onnx.shape_inference.infer_shapes(proto)
     except Exception as error:
         raise _refused(error) from error

@@ -47,6 +47,11 @@ class _NotALayer(Exception):
 def layer_node(source: Source, node: Any) -> LayerNode | str | None:
     """A node as a layer; why it is none although it has weights; or None if it has none."""
     if node.domain not in ("", "ai.onnx"):
+        if _is_function_with_layers(source, node):
+            return (
+                f"{node.op_type} is a function of the file, and layers inside functions are left alone; "
+                "onnx.inliner.inline_local_functions puts them into the graph"
+            )
         if node.op_type in OPERATORS or "Conv" in node.op_type:
             return f"operators of {node.domain} are left as they are"
         return None
@@ -57,9 +62,11 @@ def layer_node(source: Source, node: Any) -> LayerNode | str | None:
     if node.op_type not in OPERATORS:
         return None
     try:
-        return _READERS[node.op_type](source, node)
+        layer = _READERS[node.op_type](source, node)
     except _NotALayer as reason:
         return str(reason)
+    other = None if layer is None else source.other_reader(node, layer.weight)
+    return layer if other is None else f"its weight is read by {other} too, and has to stay as it is"
 
 
 def to_module(source: Source, layer: LayerNode) -> nn.Module:
@@ -219,7 +226,12 @@ def _tensor(source: Source, name: str) -> Tensor:
     return torch.from_numpy(np.array(source.array(name)))
 
 
+def _is_function_with_layers(source: Source, node: Any) -> bool:
+    called = (node.domain, node.op_type)
+    return any(_count(function) for function in source.model.functions if (function.domain, function.name) == called)
+
+
 def _count(graph: Any) -> int:
-    """Nodes with weights in a graph, at any depth."""
+    """Nodes with weights in a graph or a function, at any depth."""
     inside = sum(_count(inner) for node in graph.node for inner in subgraphs(node))
     return inside + sum(node.op_type in OPERATORS for node in graph.node)

@@ -135,11 +135,7 @@ class OnnxNetwork(nn.Module):
             if isinstance(step, LayerStep):
                 values[step.output] = self._run_layer(step, values[step.inputs[0]])
             else:
-                results = [
-                    self._run_segment(index, step, {name: values[name][piece] for name in step.inputs}, x)
-                    for piece in range(len(pieces))
-                ]
-                values.update(zip(step.outputs, map(list, zip(*results, strict=True)), strict=True))
+                values |= self._run_pieces(index, step, values, x, len(pieces))
             for name in step.last_uses:
                 del values[name]
         sizes = [len(piece) for piece in pieces]
@@ -162,6 +158,20 @@ class OnnxNetwork(nn.Module):
         if len(pieces) == 1:
             return [result]
         return list(result) if pieces[0].dim() == 1 else list(result.split([len(piece) for piece in pieces]))
+
+    def _run_pieces(
+        self, index: int, step: Segment, values: Mapping[str, list[Any]], x: Tensor, n_pieces: int
+    ) -> dict[str, list[Any]]:
+        """What a segment computes, piece by piece.
+
+        Not in :meth:`forward`, where a variable would keep these values alive after their last use, in every pass that
+        halts at a layer.
+        """
+        results = [
+            self._run_segment(index, step, {name: values[name][piece] for name in step.inputs}, x)
+            for piece in range(n_pieces)
+        ]
+        return dict(zip(step.outputs, map(list, zip(*results, strict=True)), strict=True))
 
     def _run_segment(self, index: int, step: Segment, inputs: Mapping[str, Any], x: Tensor) -> list[Any]:
         feed = {

@@ -30,7 +30,7 @@ def write_graph(
     proto = to_proto(network, pack=pack)
     source = network.source
     weights = f"{target.name}.data"
-    outside = source.has_external_weights or proto.ByteSize() > _LARGEST
+    outside = source.has_external_weights or _n_bytes(proto) > _LARGEST
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".tensigma-", dir=target.parent) as scratch:
         partial = Path(scratch) / target.name
@@ -40,6 +40,9 @@ def write_graph(
                 tensor.data_location = onnx.TensorProto.DEFAULT
                 del tensor.external_data[:]
             onnx.save_model(proto, partial, save_as_external_data=True, location=weights, size_threshold=1024)
+            if (Path(scratch) / weights).is_file():
+                # onnx lets nobody but the owner read it.
+                (Path(scratch) / weights).chmod(partial.stat().st_mode & 0o777)
         else:
             onnx.save_model(proto, partial)
         _check_valid(network, partial)
@@ -48,6 +51,14 @@ def write_graph(
             (Path(scratch) / weights).replace(target.with_name(weights))
         partial.replace(target)
     return result
+
+
+def _n_bytes(proto: Any) -> int:
+    """The size of a graph as one message, roughly. Messages that are too large cannot be asked for theirs."""
+    graph = proto.graph
+    stored = sum(len(tensor.raw_data) or tensor.ByteSize() for tensor in graph.initializer)
+    rest = (*graph.node, *graph.sparse_initializer, *graph.value_info)
+    return int(stored + sum(message.ByteSize() for message in rest))
 
 
 def _check_valid(network: OnnxNetwork, file: Path) -> None:

@@ -97,6 +97,42 @@ class Source:
         uses.update(output.name for output in self.graph.output)
         return uses
 
+    @cached_property
+    def _roots(self) -> dict[str, frozenset[str]]:
+        """Constant → the stored matrices and kernels that it is made from; sizes, scales and biases do not count."""
+        roots = {
+            name: frozenset([name] if not hasattr(tensor, "data_type") or len(tensor.dims) > 1 else [])
+            for name, tensor in self.initializers.items()
+        }
+        for node in self.graph.node:
+            for output in node.output:
+                if output in self.constants and output not in roots:
+                    own = [output] if node.op_type == "Constant" and _is_matrix(node) else []
+                    roots[output] = frozenset(own).union(*(roots[name] for name in node.input if name))
+        return roots
+
+    @cached_property
+    def _readers(self) -> dict[str, list[tuple[Any, str]]]:
+        """Stored matrix → the nodes that compute with it, each with the constant, made from it, that it reads."""
+        readers: dict[str, list[tuple[Any, str]]] = {}
+        for node in self.graph.node:
+            if not self.constants.issuperset(node.output):
+                for name in reads(node):
+                    for root in self._roots.get(name, ()):
+                        readers.setdefault(root, []).append((node, name))
+        return readers
+
+    def other_reader(self, node: Any, weight: str) -> str | None:
+        """What else computes with the stored tensor behind the weight of ``node``, in another form or for another end.
+
+        Nodes of the same operator that read the same weight are not meant: they are layers that share it.
+        """
+        for root in sorted(self._roots.get(weight, ())):
+            for other, name in self._readers[root]:
+                if other is not node and (name != weight or other.op_type != node.op_type or other.input[1] != weight):
+                    return f"{other.op_type} {other.name or other.output[0]}"
+        return None
+
     def closure(self, names: Iterable[str]) -> tuple[list[Any], list[Any]]:
         """The nodes, in order, and the stored tensors that constants of these names are made from."""
         nodes: dict[int, Any] = {}
@@ -193,8 +229,22 @@ def read_source(path: str | os.PathLike[str]) -> Source:
     missing = [place for place in external_files(model) if not (source.folder / place).is_file()]
     if missing:
         raise StoreError(f"{file} keeps weights in {missing[0]}, which is not beside it; copy both to the same folder")
+    _check_lengths(source)
     source.read_types()
     return source
+
+
+def _check_lengths(source: Source) -> None:
+    """Refuse files of weights that end too early."""
+    for tensor in external_tensors(source.model):
+        facts = {entry.key: entry.value for entry in tensor.external_data}
+        end = int(facts.get("offset") or 0) + int(facts.get("length") or 0)
+        there = (source.folder / facts["location"]).stat().st_size
+        if there < end:
+            raise StoreError(
+                f"{source.path} keeps weights in {facts['location']}, which is truncated: it has {there:,} bytes, and "
+                f"{tensor.name} ends at byte {end:,}"
+            )
 
 
 def subgraphs(node: Any) -> Iterator[Any]:

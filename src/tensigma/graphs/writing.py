@@ -189,7 +189,8 @@ class _Writer:
             ]
             nodes = constants + nodes
         else:
-            self.graph.initializer.extend(self._stored)
+            for tensor in self._stored:
+                self._add(tensor)
         nodes = self._without_unread(nodes)
         # New objects: a list of messages cannot be assigned, and clearing it would empty those taken from it.
         copies = [self._copy(node) for node in nodes]
@@ -199,6 +200,14 @@ class _Writer:
         described = [self._copy(value) for value in self.graph.value_info if value.name in values]
         del self.graph.value_info[:]
         self.graph.value_info.extend(described)
+
+    def _add(self, tensor: Any) -> None:
+        """Store a tensor. Copying one message into another goes through bytes, of which there may be 2 GB at most."""
+        if not tensor.raw_data:
+            self.graph.initializer.append(tensor)
+            return
+        added = self.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+        added.raw_data = tensor.raw_data
 
     def _without_unread(self, nodes: list[Any]) -> list[Any]:
         """Without constants that only replaced nodes have read, and what those were made from."""

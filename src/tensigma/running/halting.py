@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from tensigma.running.batches import Batch
 from tensigma.running.borrowing import run
 from tensigma.running.freeing import FreedMemory
+from tensigma.running.inputs import tensors_in
 
 
 class OutOfOrder(Exception):
@@ -185,11 +186,15 @@ def halted_passes(
 
 
 class _LiveTensors(TorchDispatchMode):
-    """Keeps weak references to all tensors computed inside."""
+    """Keeps weak references to all tensors computed inside.
 
-    def __init__(self) -> None:
+    Views of tensors that were ``there`` before take no memory of their own.
+    """
+
+    def __init__(self, there: Iterable[Tensor]) -> None:
         super().__init__()
         self._tensors: list[weakref.ref[Tensor]] = []
+        self._there = {tensor.untyped_storage().data_ptr() for tensor in there}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -202,17 +207,19 @@ class _LiveTensors(TorchDispatchMode):
         alive = [tensor for reference in self._tensors if (tensor := reference()) is not None]
         self._tensors = [weakref.ref(tensor) for tensor in alive]
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in alive}
-        return sum(storages.values())
+        return sum(n_bytes for pointer, n_bytes in storages.items() if pointer not in self._there)
 
 
 def live_bytes(model: nn.Module, batch: Batch, names: Sequence[str]) -> dict[str, int]:
     """Bytes of activations that are alive when a pass over ``batch`` reaches each of the layers ``names``.
 
+    The batch itself does not count: it may be a view of a tensor that holds all samples.
+
     >>> model = nn.Sequential(nn.Linear(2, 100), nn.ReLU(), nn.Linear(100, 1))
     >>> live_bytes(model, Batch(0, torch.ones(3, 2), None), ["0", "2"])
     {'0': 0, '2': 1200}
     """
-    live = _LiveTensors()
+    live = _LiveTensors([*tensors_in(batch.inputs), *model.parameters(), *model.buffers()])
     at: dict[str, int] = {}
 
     def hook(name: str) -> Callable[..., None]:

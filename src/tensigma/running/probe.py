@@ -17,6 +17,7 @@ from tensigma.running.borrowing import borrowed, kept_rng
 from tensigma.running.digests import Digest
 from tensigma.running.inputs import mapped, split, taken, tensors_in
 from tensigma.running.kinds import Smooth
+from tensigma.running.levels import levels
 from tensigma.running.processes import all_notes, share_of, together
 
 # The most samples in a piece, and the most bytes of all samples and answers.
@@ -64,7 +65,8 @@ class Probe:
             together(lambda: self._read(original, batches, share_of(samples), input), alike=(UnlikeAnswers,))
         #: The variance of each answer over all samples.
         self._variances = _variances(
-            together(lambda: _spreads([piece.answers for piece in self._pieces]), alike=(UnlikeAnswers,))
+            together(lambda: _spreads([piece.answers for piece in self._pieces]), alike=(UnlikeAnswers,)),
+            next(filter(None, all_notes(self._levels())), []),
         )
 
     def _read(self, original: nn.Module, batches: Any, samples: int, key: Key) -> None:
@@ -129,6 +131,14 @@ class Probe:
         assert self.reading is not None
         return self.reading.kinds(len(answers))
 
+    def _levels(self) -> list[int]:
+        """Which tensors are levels of one answer. Raw outputs of layers, which stand in for boxes, are not compared."""
+        if not self._pieces or self.reading is None:
+            return []
+        answers = self._pieces[0].answers
+        parts = answers[: len(self.reading.smooth)]
+        return [*levels(parts, self._kinds(answers)), *range(len(parts), len(answers))]
+
     def mixture(self, answers: Sequence[Tensor], generator: torch.Generator) -> Tensor:
         """A random mixture of answers, summed over samples, that tells how :meth:`divergence` reacts to changes.
 
@@ -149,8 +159,8 @@ class Probe:
         """The mean divergence over samples; infinite if it is not a finite number.
 
         For class scores it is the Kullback–Leibler divergence of the probabilities, for numbers the squared error
-        relative to their variance; for boxes, that of the raw outputs that they are computed from. Answers of the
-        original that are not finite are left out.
+        relative to their variance, which the levels of one answer have in common; for boxes, that of the raw outputs
+        that they are computed from. Answers of the original that are not finite are left out.
         """
         shares = all_notes(together(lambda: (self._total(model), self.samples), alike=(UnlikeAnswers,)))
         total = sum(part for part, _ in shares)
@@ -184,15 +194,22 @@ def _spreads(pieces: list[list[Tensor]]) -> list[tuple[int, float, float]]:
     return spreads
 
 
-def _variances(spreads: list[tuple[int, float, float]]) -> list[float]:
-    """The variance of each answer over all processes; 1 if it is constant, so that its errors are absolute."""
+def _variances(spreads: list[tuple[int, float, float]], groups: Sequence[int]) -> list[float]:
+    """The variance of each answer over all processes; 1 if it is constant, so that its errors are absolute.
+
+    Levels of one answer, those of the same number in ``groups``, have a variance in common: a level on which little
+    happens would otherwise count more the less it says. It is divided by the level's share of the numbers, so that
+    the errors of all levels, each relative to its variance, add up to the error of the whole.
+    """
     everywhere = [each for each in all_notes(spreads) if each]
     if len({len(each) for each in everywhere}) > 1:
         raise UnlikeAnswers("the number of answers changes from process to process")
     variances = []
-    for parts in zip(*everywhere, strict=True):
-        total = max(1, sum(count for count, _, _ in parts))
+    for index, group in enumerate(groups):
+        members = [other for other, its_group in enumerate(groups) if its_group == group]
+        parts = [each[other] for each in everywhere for other in members]
+        own, total = (max(1, sum(each[i][0] for each in everywhere for i in some)) for some in ([index], members))
         mean = sum(count * part_mean for count, part_mean, _ in parts) / total
         variance = sum(count * (within + (part_mean - mean) ** 2) for count, part_mean, within in parts) / total
-        variances.append(variance if variance > 0 else 1.0)
+        variances.append(variance * total / own if variance > 0 else 1.0)
     return variances
