@@ -106,7 +106,9 @@ class Beyond:
             facts = refine_(small, model, data, settings, blocks=blocks, progress=workshop.report)
         if variant.reestimate_bn:
             reestimate_bn_(small, data)
-        weighing = {key: value for key, value in report.notes.get("weighing", {}).items() if key != "effects"}
+        # Effects are many, and the settings of a cell name its data without the place of this machine.
+        left_out = ("effects", "data")
+        weighing = {key: value for key, value in report.notes.get("weighing", {}).items() if key not in left_out}
         assert report.after.macs is not None
         assert report.before.macs is not None
         return {

@@ -18,7 +18,7 @@ from tensigma.running import Listener, Probe, silent
 from tensigma.solving import Candidate
 
 #: Multiply-adds for all passes together, and the fewest and most samples.
-_MACS, _FEWEST, _MOST = 2e11, 2, 16
+_MACS, _FEWEST, _MOST = 2e11, 8, 16
 
 
 def forward_samples(layers: Sequence[Candidate]) -> int:
