@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tensigma as ts
 from reference_calibration import naive_moments
-from tensigma.calibration import CalibrationProgress, collect, estimate_memory, remove_checkpoint, select_layers
+from tensigma.calibration import CalibrationProgress, estimate_memory, remove_checkpoint, runner, select_layers
 from tensigma.errors import CalibrationWarning, InputError, StoreError
 from tensigma.files import seal
 from tensigma.running import Batch
@@ -343,13 +343,13 @@ class TestCache:
     def run_again(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         """The batches that a model runs over."""
         runs: list[int] = []
-        real = collect.run
+        real = runner.run
 
         def noted(model: nn.Module, batch: Batch) -> object:
             runs.append(batch.index)
             return real(model, batch)
 
-        monkeypatch.setattr(collect, "run", noted)
+        monkeypatch.setattr(runner, "run", noted)
         return runs
 
     @pytest.mark.parametrize("options", [{}, {"memory": "110kB"}, {"fisher": "model"}, {"max_samples": 5}])

@@ -238,7 +238,7 @@ def test_resume_is_the_same_command_again(run, weights: Path, place: Path, monke
     def computed_again(*_: object, **__: object) -> None:
         raise AssertionError("statistics, a curve or an effect is computed again")
 
-    monkeypatch.setattr("tensigma.calibration.collect.Collector", computed_again)
+    monkeypatch.setattr("tensigma.calibration.runner.Collector", computed_again)
     monkeypatch.setattr("tensigma.planning.planning_store.curve", computed_again)
     monkeypatch.setattr("tensigma.planning.effects._squares", computed_again)
     run(*command, "--out", "small", "--cache", "cache", "--resume")
