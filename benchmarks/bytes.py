@@ -41,7 +41,7 @@ NAME = "benchmark_bytes"
 SAMPLES = {"cifar10": 2_000, "imagenet": 512}
 #: Images on which the ranges of activations are measured, as many as ``ts.quantize`` takes.
 INT8_SAMPLES = 256
-BITS = (2, 3, 4, 8, 16)
+BITS = (2, 3, 4, 5, 6, 8, 16)
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,8 @@ class Bench:
             "top1": self.evaluated(small),
             "formats": {entry.name: entry.label for entry in plan.values()},
         }
+        # Ours takes longest: said at once, because the cell is written whole.
+        print(cell.network, cell.title, figures["bytes"], figures["macs"], figures["top1"], flush=True)
         exact = self.exact(plan)
         figures["nearest"] = self.evaluated(self.nearest(plan, copy.deepcopy(exact)))
         if cell.method != "dense":

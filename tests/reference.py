@@ -277,6 +277,21 @@ def nearest_rounding(weight: Array, bits: int, *, symmetric: bool = True, group:
     return rounded.reshape(weight.shape)
 
 
+def rounding_with_feedback(weight: Array, sigma: Array, scales: Array, bits: int, order: Sequence[int]) -> Array:
+    """Integers, column by column in ``order``: each rounded, and what it loses passed on by the inverse of Σ (OBQ)."""
+    left, integers = weight.copy(), np.zeros_like(weight)
+    remaining = list(order)
+    while remaining:
+        column, *others = remaining
+        inverse = np.linalg.inv(sigma[np.ix_(remaining, remaining)])
+        wanted = left[:, column] / scales
+        integers[:, column] = np.clip(np.round(wanted), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        error = left[:, column] - integers[:, column] * scales
+        left[:, others] -= np.outer(error, inverse[0, 1:] / inverse[0, 0])
+        remaining = others
+    return integers
+
+
 def exhaustive_rounding(weight: Array, sigma: Array, scales: Array, levels: Sequence[int]) -> float:
     """The lowest tr(E Σ Eᵀ) over all integers of ``levels``, with one scale per row."""
     lost = 0.0

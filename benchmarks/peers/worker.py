@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from peers.job import Job
+from peers.statistics import with_better_statistics
 from peers.training import train_
 from tensigma.zoo import load_model
 
@@ -73,6 +74,9 @@ def do(job: Job, compress: Compress) -> None:
         "peak_bytes": peak_bytes(),
         "notes": notes,
     }
+    if isinstance(small, nn.Module):
+        small, anew = with_better_statistics(small.eval(), original.eval(), images)
+        notes |= {"statistics": "taken anew"} if anew else {}
     for track in job.tracks:
         if isinstance(small, Path):
             if track == "closed":

@@ -27,6 +27,7 @@ from peers.pictures import picture
 from peers.records import Records, tracks_of
 from peers.run import Bench
 from peers.search import n_params, nearest_above
+from peers.statistics import with_better_statistics
 from peers.subjects import SUBJECTS, Subject
 from peers.training import train_
 from peers.worker import Assignment, do
@@ -161,6 +162,27 @@ def test_training_takes_equal_steps_and_lowers_its_loss(labels: bool, material: 
     assert loss() < before
     assert not model.training
     assert torch.equal(original(images), answers)
+
+
+def test_statistics_are_taken_anew_where_that_helps() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(4)
+    original = nn.Sequential(nn.Conv2d(3, 4, 1), norm, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    images = torch.randn(64, 3, 8, 8) + 2 * torch.randn(64, 3, 1, 1)
+    with torch.no_grad():
+        original(images)  # statistics that fit the images somewhat
+    small = copy.deepcopy(original.eval())
+    small.get_buffer("1.running_mean").add_(torch.tensor([9.0, 0.0, 0.0, 0.0]))
+    better, anew = with_better_statistics(small, original, images)
+    assert anew
+    assert not better.training
+    expected = original[0](images[:32]).mean((0, 2, 3))
+    torch.testing.assert_close(better.get_buffer("1.running_mean"), expected)
+    assert [module.momentum for module in better.modules() if isinstance(module, nn.BatchNorm2d)] == [norm.momentum]
+    # Nothing beats the original's own, and what has no BatchNorm stays as it is.
+    assert with_better_statistics(original, original, images) == (original, False)
+    plain = nn.Flatten()
+    assert with_better_statistics(plain, plain, images) == (plain, False)
 
 
 def halved(assignment: Assignment) -> nn.Module:
@@ -329,6 +351,9 @@ def test_the_page_says_who_is_behind_and_what_has_not_run(tmp_path: Path) -> Non
     assert "ahead in 1, level in 2, behind in 1" in text
     assert "| 3 | BALF's rule, rebuilt | 0.33 | 1.00 | 1.00 | 0.50 | 100.0 | 50.0 | 3 | 2.0 GB | -50.0 (" in text
     assert "a \\| b" in text
+    assert "Smaller and slower" not in text
+    slow = {**record("tensigma", 5.0, fair), "time_ratio": 1.25}
+    assert "1 of 1 models of Tensigma's: resnet20 at 5 (1.25)" in page.slower([slow])[0]
     # Every row of a table has the same number of cells.
     for table in page.table([entry for entry in records if entry["peer"] != "original"], records), page.quoted.table():
         assert len({line.replace("\\|", "").count("|") for line in table.splitlines()}) == 1

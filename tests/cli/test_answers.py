@@ -54,6 +54,7 @@ def test_a_segmenter(run, run_json, file: str):
         "compared: scores of 4 classes along axis 1 (assumed",
     ):
         assert words in shown.output
+    assert shown.output.count("compared: ") == 1
     # Said once, though planning and evaluation both assume it.
     assert " ".join(shown.output.split()).count("warning: the answers are compared as scores of 4 classes") == 1
     page = Path("small/report.html").read_text(encoding="utf-8")

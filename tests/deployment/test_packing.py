@@ -16,6 +16,7 @@ from torch import nn
 import tensigma as ts
 from support_grids import integers_in_python, round_, rounded
 from support_nets import batches, small_net
+from tensigma.deployment import OnnxModel
 from tensigma.deployment.packing import PLACE, pack, unpack
 from tensigma.errors import StoreError
 from tensigma.evaluation import count_bytes
@@ -237,3 +238,32 @@ def test_no_flipped_byte_is_loaded_in_silence(tmp_path: Path, name: str) -> None
             # Space between tokens of JSON and in the header of the weights means nothing.
             state = ts.load(tmp_path / "small", net).state_dict()
             assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
+
+
+@pytest.mark.slow
+def test_a_plan_of_bytes_with_folded_norms_goes_into_archives_and_onnx_files(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="files are run in ONNX Runtime")
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(24, 3, 8, 8, generator=generator).cumsum(2)
+
+    def build() -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            layers = [nn.Conv2d(3, 24, 3, bias=False), nn.BatchNorm2d(24), nn.ReLU(), nn.Conv2d(24, 24, 3, bias=False)]
+            return nn.Sequential(*layers, nn.BatchNorm2d(24), nn.Flatten(), nn.Linear(24 * 16, 5))
+
+    model = build()
+    model.train()(images)
+    model.eval()
+    stats = ts.calibrate(model, [images])
+    plan = ts.plan(model, stats, budget=ts.Bytes(0.24, bits=(5, 8)), weights=None)
+    assert plan.folding.layers
+    assert {entry.bits for entry in plan.compressed} == {5, 8}
+    small, _ = ts.compress(model, plan, stats, data=[images])
+    answers = small(images).detach()
+    ts.save(small, tmp_path / "small")
+    assert torch.equal(ts.load(tmp_path / "small", build()).eval()(images), answers)
+    file = ts.export(small, tmp_path / "small.onnx", images[:2]).path
+    torch.testing.assert_close(OnnxModel(file)(images), answers, rtol=1e-4, atol=1e-4)
+    # ONNX has no integers of 5 bits: those of 8 hold them.
+    assert file.stat().st_size < 0.5 * count_bytes(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ import reference
 from linalg import problems
 from tensigma.errors import InputError
 from tensigma.linalg import Metric, Rounding
+from tensigma.linalg.rounding import _RIDGE, _Problem
 
 GRIDS = [{}, {"symmetric": False}, {"group": 9}, {"group": 9, "symmetric": False}]
 grids = pytest.mark.parametrize("grid", GRIDS)
@@ -80,6 +82,22 @@ def test_between_exhaustive_search_and_nearest(seed):
     assert best <= lost * (1 + 1e-9)
     # On so few weights single changes find the best integers nearly always; never by far worse ones.
     assert lost <= 2 * best + 1e-12
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_errors_are_passed_on_as_by_the_inverse(bits, seed):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(60, 20, generator=generator, dtype=torch.float64) @ torch.randn(
+        20, 20, generator=generator, dtype=torch.float64
+    )
+    weight = torch.randn(5, 20, generator=generator, dtype=torch.float64)
+    rounding = Rounding(bits)
+    problem = _Problem(weight, Metric.from_gram(rows.T @ rows / 60), rounding._stored)
+    grid = rounding._grid(weight, [1.0])
+    sigma = problem.gram.numpy() + _RIDGE * problem.gram.diagonal().mean().item() * np.eye(20)
+    scales = grid.scales[:, 0].numpy()
+    expected = reference.rounding_with_feedback(weight.numpy(), sigma, scales, bits, problem.order.tolist())
+    assert np.array_equal(problem.fed_back(grid).integers.numpy(), expected)
 
 
 def test_more_bits_lose_less(seed):

@@ -406,7 +406,8 @@ class Result:
         if n_dense and not screen.verbose:
             screen.note(f"{n_dense} of {n_layers} layers are not compressed; 'tensigma report {out}' says why")
         if self.evaluation is not None and self.evaluation.answers:
-            screen.note(f"compared: {self.evaluation.answers}")
+            if self.evaluation.answers != self.plan.compared:  # which was said when the plan was made
+                screen.note(f"compared: {self.evaluation.answers}")
             if self.evaluation.certificate is not None:
                 screen.note(str(self.evaluation.certificate))
         screen.note(f"compressed in {duration(self.report.seconds)}; written to {out}")

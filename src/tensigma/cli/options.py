@@ -119,7 +119,7 @@ BitsOption = Annotated[
         "--bits",
         parser=parse_bits,
         metavar="N,N",
-        help="Bits that weights may take under --budget bytes=X, of 2 to 8 and 16. Without it, 3, 4, 8 and 16.",
+        help="Bits that weights may take under --budget bytes=X, of 2 to 8 and 16. Without it, 3 to 6, 8 and 16.",
         rich_help_panel=_WHAT,
     ),
 ]

@@ -79,7 +79,7 @@ def parse_budget(text: str) -> ts.planning.Budget:
     >>> parse_budget("drop=1%,measure=agreement")
     Drop(share=0.01, measure='agreement', trials=8)
     >>> parse_budget("bytes=0.125,macs=0.5")
-    AllOf(parts=(Bytes(share=0.125, bits=(3, 4, 8, 16)), Macs(share=0.5)))
+    AllOf(parts=(Bytes(share=0.125, bits=(3, 4, 5, 6, 8, 16)), Macs(share=0.5)))
     """
     budgets = {"params": ts.Params, "macs": ts.Macs, "bytes": ts.Bytes, "latency": ts.Latency, "drop": ts.Drop}
     accepted = (

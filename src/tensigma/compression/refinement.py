@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -41,8 +41,13 @@ from tensigma.running import (
 
 logger = logging.getLogger(__name__)
 
-#: Samples on which the loss is measured before and after.
-_PROBE = 1_000
+#: Samples on which the loss is measured before and after: at most so many, and at most so large a share of the passes,
+#: for measuring twice should cost little beside training.
+_PROBE, _PROBE_SHARE = 1_000, 1 / 8
+# Adam moves every weight by about the learning rate at each step, whether or not its gradient is mostly noise. Many
+# steps average noise out, few do not. 40 steps for a ResNet-20 at a rate of 3.5, agreement on other images, 96.1
+# before: 95.6 at 3e-4, 96.1 at 1e-4, 96.2 at 3e-5.
+_RATE, _STEPS = 3e-4, 300
 #: Optimiser steps are too small for these, and gradients too large.
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -64,8 +69,9 @@ class Refine:
 
     #: Samples passed through the small model, summed over all rounds over the data.
     passes: int = 20_000
-    #: Peak learning rate of Adam; it rises for a tenth of the steps and falls to 0 along a cosine.
-    learning_rate: float = 3e-4
+    #: Peak learning rate of Adam; it rises for a tenth of the steps and falls to 0 along a cosine. By default 3e-4, and
+    #: less for fewer than 300 steps, in proportion.
+    learning_rate: float | None = None
     #: Scores are divided by this before they are compared; above 1, less likely classes count more.
     temperature: float = 4.0
     #: Weight of the outputs of blocks relative to the answers of the model.
@@ -82,7 +88,7 @@ class Refine:
         if isinstance(self.passes, bool) or not isinstance(self.passes, int) or self.passes < 1:
             raise InputError(f"Refine: passes is a whole number of samples of at least 1, got {self.passes!r}")
         for name in ("learning_rate", "temperature", "clip"):
-            if not getattr(self, name) > 0:
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise InputError(f"Refine: {name} is above 0, got {getattr(self, name)!r}")
         if not self.features >= 0:
             raise InputError(f"Refine: features is at least 0, got {self.features!r}")
@@ -91,6 +97,16 @@ class Refine:
     def of(cls, wish: int | Refine) -> Refine:
         """The settings themselves, or those for a number of passes."""
         return wish if isinstance(wish, Refine) else cls(passes=wish)
+
+    def with_rate(self, batch: int) -> Refine:
+        """With a learning rate for batches of so many samples, if it has none.
+
+        >>> [Refine(passes=passes).with_rate(50).learning_rate for passes in (7_500, 50_000)]
+        [0.00015, 0.0003]
+        """
+        if self.learning_rate is not None:
+            return self
+        return replace(self, learning_rate=_RATE * min(1.0, self.passes / batch / _STEPS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +158,8 @@ def refine_(
     start = time.perf_counter()
     with borrowed(small), borrowed(original), kept_rng(), safe_backward(small):
         # Kept, because shuffled data would give other samples the second time.
-        probe = list(_rounds(batches, min(_PROBE, settings.passes), input, device_of(small)))
+        samples = min(_PROBE, math.ceil(_PROBE_SHARE * settings.passes))
+        probe = list(_rounds(batches, samples, input, device_of(small)))
         loss_of = Likeness(
             small,
             original,
@@ -153,6 +170,7 @@ def refine_(
             answers=answers,
             loss=settings.loss,
         )
+        settings = settings.with_rate(n_samples(probe[0]))
         losses = [loss_of.value(x) for x in probe]
         measurable = [x for x, loss in zip(probe, losses, strict=True) if math.isfinite(loss)]
         before = _mean([loss for loss in losses if math.isfinite(loss)], measurable)
@@ -191,13 +209,15 @@ def _train_(
     start: float,
 ) -> tuple[int, int]:
     """Train ``parameters``; returns the number of samples, and how many of them were skipped."""
-    optimizer = torch.optim.Adam(parameters, settings.learning_rate)
+    rate = settings.learning_rate
+    assert rate is not None
+    optimizer = torch.optim.Adam(parameters, rate)
     done = skipped = 0
     for batch in inputs:
         x = batch if settings.augment is None else settings.augment(batch)
         share = (done + n_samples(x) / 2) / settings.passes
         for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * _schedule(share)
+            group["lr"] = rate * _schedule(share)
         loss = loss_of(x)
         optimizer.zero_grad()
         loss.backward()

@@ -2,15 +2,17 @@
 integers, s scales and z zero points, M̂ = s (Z − z) the rounded kernel, E = M − M̂ its error.
 
 Rounding each weight to the nearest integer ignores that errors of correlated inputs add up or cancel. Here columns are
-rounded one after the other, and the error of each is passed on to those not yet rounded through the Cholesky factor of
-S⁻¹, as OBQ and GPTQ do. Integers are then changed one at a time while that lowers tr(E S Eᵀ), and scales are fitted to
-the integers. The loss is a sum over rows, so each row keeps the best of what was tried, nearest rounding included.
+rounded one after the other, and the error of each is passed on to those not yet rounded. The weights of that are those
+of OBQ and GPTQ, who read them off a Cholesky factor of S⁻¹; one of S, in reversed order, gives the same. Integers are
+then changed one at a time while that lowers tr(E S Eᵀ), and scales are fitted to the integers. The loss is a sum over
+rows, so each row keeps the best of what was tried, nearest rounding included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,7 +28,7 @@ BITS = (2, 3, 4, 5, 6, 7, 8)
 _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5, 0.45, 0.4)
 # Rounds of single changes and new scales after error feedback; later ones gain next to nothing.
 _ROUNDS = 3
-# Added to S for its inverse, relative to the mean of the diagonal. Error feedback into inputs that hardly vary would be
+# Added to S for its factor, relative to the mean of the diagonal. Error feedback into inputs that hardly vary would be
 # large and, by the clipping of the grid, in vain.
 _RIDGE = 0.01
 # Columns whose feedback is applied at once, by a matrix product.
@@ -219,16 +221,25 @@ class _Problem:
 
         return replace(tried[0], integers=pick("integers"), scales=pick("scales"), zeros=pick("zeros"))
 
-    def fed_back(self, grid: _Rounded) -> _Rounded:
-        """Columns rounded one after the other, the error of each passed on to the rest."""
-        order = self.order
+    @cached_property
+    def _feedback(self) -> Tensor:
+        """G, unit upper triangular, of S = G D Gᵀ in the order of rounding.
+
+        Since tr(E S Eᵀ) is the sum of |(E G)_k|² d_k, column k is free to cancel what G passes on from those before it.
+        """
+        order = self.order.flip(0)  # The Cholesky factor of the reversed matrix is lower triangular; reversed, upper.
         damped = self.gram[order][:, order].double()
         damped.diagonal().add_(_RIDGE * damped.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny))
-        upper = psd_cholesky(torch.cholesky_inverse(psd_cholesky(damped))).T.to(self.matrix)  # of S⁻¹ = UᵀU
+        lower = psd_cholesky(damped)
+        return (lower / lower.diagonal()).to(self.matrix).flip(0, 1)
+
+    def fed_back(self, grid: _Rounded) -> _Rounded:
+        """Columns rounded one after the other, the error of each passed on to the rest."""
+        order, feedback = self.order, self._feedback
         scales, zeros = (_columns(grid.spread(values)[:, order]).unbind() for values in (grid.scales, grid.zeros))
-        left = _columns(self.matrix[:, order])  # what the columns still have to represent, (d, t)
+        matrix = _columns(self.matrix[:, order])  # (d, t)
+        left = matrix.clone()  # what the columns still have to represent
         integers = torch.empty_like(left)
-        pivots = upper.diagonal().tolist()
         for start in range(0, len(left), _BLOCK):
             stop = min(start + _BLOCK, len(left))
             errors = torch.empty_like(left[start:stop])
@@ -237,9 +248,9 @@ class _Problem:
                 chosen = wanted.round_().add_(zeros[column]).clamp_(grid.least, grid.most)
                 integers[column] = chosen
                 rounded = chosen.sub_(zeros[column]).mul_(scales[column])
-                error = torch.sub(left[column], rounded, out=errors[column - start]).div_(pivots[column])
-                left[column + 1 : stop].addr_(upper[column, column + 1 : stop], error, alpha=-1)
-            left[stop:].addmm_(upper[start:stop, stop:].T, errors, alpha=-1)
+                error = torch.sub(matrix[column], rounded, out=errors[column - start])
+                left[column + 1 : stop].addr_(feedback[column, column + 1 : stop], error)
+            left[stop:].addmm_(feedback[start:stop, stop:].T, errors)
         return replace(grid, integers=integers.T[:, order.argsort()].contiguous())
 
     def polished(self, rounded: _Rounded) -> _Rounded:

@@ -103,12 +103,12 @@ class Bytes(CostBudget):
     than 8 bits.
 
     >>> Bytes(0.125), Bytes(0.25, bits=8).bits
-    (Bytes(share=0.125, bits=(3, 4, 8, 16)), (8,))
+    (Bytes(share=0.125, bits=(3, 4, 5, 6, 8, 16)), (8,))
     """
 
     unit: ClassVar[str] = "bytes"
     field: ClassVar[Measure] = "bytes"
-    bits: tuple[int, ...] = dataclass_field(default=(3, 4, 8, 16), kw_only=True)
+    bits: tuple[int, ...] = dataclass_field(default=(3, 4, 5, 6, 8, 16), kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tensigma.layers import HALF, Cost, CPFormat
 from tensigma.linalg import Factors, Metric, RankTuple
-from tensigma.solving import DENSE_METHOD, Candidate, Method, energy_views, rounding_error, side_by_side
+from tensigma.solving import DENSE_METHOD, Candidate, Method, energy_views, rounding_error, shrunk, side_by_side
 
 #: The unit of cost.
 Measure = Literal["params", "macs", "bytes", "seconds"]
@@ -261,5 +261,8 @@ def _shape(layer: Candidate) -> object:
 
 def _view(layer: Candidate) -> tuple[Tensor, Metric]:
     """The kernel of the first group and the metric under which it is rounded."""
-    kernel, metric = energy_views(layer.kernels, layer.norm.targets(layer.geometry, layer.stats))[0]
+    targets = layer.norm.targets(layer.geometry, layer.stats)
+    kernel, metric = energy_views(layer.kernels, targets)[0]
+    if isinstance(targets[0], Metric) and layer.stats is not None:
+        metric = shrunk(metric, layer.geometry, layer.stats)
     return kernel, metric.to(kernel)

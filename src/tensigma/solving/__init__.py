@@ -18,6 +18,7 @@ from tensigma.solving.norms import NORMS, Norm, energy_views, norm_of
 from tensigma.solving.parallel import side_by_side
 from tensigma.solving.rounding import rounding_error
 from tensigma.solving.sharing import run_first, run_shared
+from tensigma.solving.shrinkage import shrunk
 from tensigma.solving.solution import Solution, solve
 from tensigma.solving.solution_store import Solutions, stats_digest
 from tensigma.solving.treatment import BITS, Treatment, check_bits, label_of
@@ -57,6 +58,7 @@ __all__ = [
     "rounding_error",
     "run_first",
     "run_shared",
+    "shrunk",
     "side_by_side",
     "solve",
     "stats_digest",

@@ -22,7 +22,7 @@ from tensigma.solving.chains import Stage, StageProblem, composed
 _WHOLE = 1536
 _LARGEST_HALF = 65504.0
 #: Metrics wider than this are not written out: factors are then rounded to the nearest integers.
-_WIDEST = 8192
+WIDEST = 8192
 #: How strongly a refitted factor is drawn towards what it was, relative to the mean energy of its inputs.
 _RIDGE = 1e-4
 # Far above the rounding of products in single precision, and far below what decides an integer.
@@ -85,7 +85,7 @@ def rounded_chain(stages: Sequence[Stage], target: Tensor, metric: Metric, bits:
         target, metric = target.float(), metric.to(target.float())
         _balance_(balanced)
         nearest = [_nearest(stage, width) for stage, width in zip(balanced, bits, strict=True)]
-        if metric.size > _WIDEST:
+        if metric.size > WIDEST:
             return nearest
         fitted = _fitted(balanced, target, metric, bits)
         return min((fitted, nearest), key=lambda chain: _lost(chain, target, metric))

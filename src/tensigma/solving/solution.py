@@ -28,6 +28,7 @@ from tensigma.layers import (
 from tensigma.linalg import Factors, Metric
 from tensigma.solving.metrics import gram_metrics, identity_metrics, means
 from tensigma.solving.rounding import round_modules_
+from tensigma.solving.shrinkage import shrunk
 from tensigma.solving.treatment import Treatment
 
 # Ends the names of scales among the tensors of a solution.
@@ -115,6 +116,8 @@ def rounded(solution: Solution, treatment: Treatment, module: nn.Module, stats: 
         metrics = [
             target if isinstance(target, Metric) else other for target, other in zip(targets, plain, strict=True)
         ]
+        if stats is not None:
+            metrics = [shrunk(metric, geometry, stats) for metric in metrics]
         modules = copy.deepcopy(solution.modules)
         round_modules_(modules, geometry, kernels_of(module), metrics, treatment.bits)
         factors = from_modules(modules, treatment.format, geometry)
