@@ -17,7 +17,7 @@ import tensigma as ts
 from tensigma.calibration import estimate_memory, select_layers
 from torture.tally import Tally
 
-#: What the system may add: a share of the limit for what the allocator holds back, and bytes for code that is only loaded
+#: What the system may add: a share of the limit for what the allocator holds back, and bytes for code that is loaded
 #: when it first runs and for counters of pages that the kernel brings up to date now and then.
 SLACK, SLACK_BYTES = 0.05, 24 * 2**20
 _LARGEST = "largest share of the limit"
