@@ -113,3 +113,28 @@ def test_huge_but_finite_entries_are_accepted():
     """A sum that overflows is no sign of a bad entry."""
     metric = Metric.from_gram(torch.diag(torch.full((8,), 3e38)))
     assert metric.norm(torch.ones(1, 8)).item() == pytest.approx((8 * 3e38) ** 0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_drawn_towards_the_diagonal_is_the_matrix_written_out(seed, share):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(9, 12, generator=generator, dtype=torch.float64)
+    weight = torch.randn(5, 12, generator=generator, dtype=torch.float64)
+    gram = rows.T @ rows / 9
+    drawn = Metric.from_gram(gram).drawn(share)
+    written = Metric.from_gram((1 - share) * gram + share * torch.diag(gram.diagonal()))
+    torch.testing.assert_close(drawn.dense(), written.dense())
+    torch.testing.assert_close(drawn.times(weight), written.times(weight))
+    torch.testing.assert_close(drawn.outputs(weight), written.outputs(weight))
+    torch.testing.assert_close(drawn.norm(weight), written.norm(weight))
+    torch.testing.assert_close(drawn.tap_major(3), written.tap_major(3))
+    torch.testing.assert_close(drawn.to(weight.float()).dense(), written.dense().float())
+    torch.testing.assert_close(drawn.observed.dense(), gram)
+    assert torch.equal(drawn.dense().diagonal(), gram.diagonal())
+
+
+def test_only_a_gram_is_drawn_towards_its_diagonal():
+    with pytest.raises(InputError, match="only a metric from a gram"):
+        Metric.identity(3).drawn(0.5)
+    with pytest.raises(InputError, match="got 1.5"):
+        Metric.from_gram(torch.eye(3)).drawn(1.5)

@@ -191,10 +191,6 @@ class TestPlans:
         with pytest.raises(InputError, match=r"together: within Macs, .* bytes remain at least|no plan leaves"):
             front.plan(ts.Bytes(front.trade(ts.Bytes)[0].share * 1.001) & ts.Macs(least * 1.001))
 
-    def test_refinement_would_leave_the_grids(self, plan: Plan, stats: ts.Calibration) -> None:
-        with pytest.raises(InputError, match="off the grids"):
-            ts.compress(net(), plan, stats, data=[images()], refine=24)
-
     def test_layers_by_hand(self, plan: Plan) -> None:
         changed = plan.with_("3", method="svd", ranks=4, bits=4)
         assert changed["3"].label == "svd 4, 4 bits"

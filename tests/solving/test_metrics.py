@@ -41,7 +41,8 @@ def test_norms_are_the_energy_of_outputs(case: LayerCase) -> None:
     geometry = Geometry.of(layer)
     kernels = kernels_of(layer)
     gram = sum(m.norm(k).item() ** 2 for m, k in zip(gram_metrics(geometry, stats), kernels, strict=True))
-    centred = sum(m.norm(k).item() ** 2 for m, k in zip(centred_metrics(geometry, stats), kernels, strict=True))
+    metrics = [metric.observed for metric in centred_metrics(geometry, stats)]
+    centred = sum(m.norm(k).item() ** 2 for m, k in zip(metrics, kernels, strict=True))
     mu = torch.cat([k.flatten(1) @ m for k, m in zip(kernels, means(geometry, stats), strict=True)])
     # Exact, but for windows of a transposed convolution that overlap: there inputs are taken to be uncorrelated, as
     # these nearly are.
@@ -71,7 +72,7 @@ def test_rows_of_wide_layers_serve_as_they_are() -> None:
     assert gram_metrics(geometry, stats)[0].norm(kernel).item() ** 2 == pytest.approx(
         y.square().sum(1).mean().item(), rel=1e-4
     )
-    assert centred_metrics(geometry, stats)[0].norm(kernel).item() ** 2 == pytest.approx(
+    assert centred_metrics(geometry, stats)[0].observed.norm(kernel).item() ** 2 == pytest.approx(
         (y - y.mean(0)).square().sum(1).mean().item(), rel=1e-4
     )
 

@@ -120,7 +120,7 @@ METHODS = [("dense", ()), ("svd", (4,)), ("tucker2", (4, 4)), ("cp-joint", (8,))
 def test_errors_of_a_rounded_layer_are_its_own(name: str, ranks: tuple[int, ...]) -> None:
     layer, stats = _layer_and_stats()
     geometry, method = Geometry.of(layer), method_of(name)
-    metric = centred_metrics(geometry, stats)[0]
+    metric = centred_metrics(geometry, stats)[0].observed
     kernel = kernels_of(layer)[0]
     errors = {}
     for bits in (None, 8, 4):

@@ -1,4 +1,4 @@
-"""Moments of few rows: what rounding is expected to lose should be what it loses on other rows."""
+"""Moments of few rows: what is expected to be lost should be what is lost on other rows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from tensigma.calibration import LayerStats
 from tensigma.layers import Geometry
-from tensigma.linalg import Metric, Rounding
-from tensigma.solving import shrunk
-from tensigma.solving.shrinkage import diagonal_share
+from tensigma.linalg import SVD, Metric, Rounding
+from tensigma.solving import Treatment, method_of, norm_of, shrunk, solve
+from tensigma.solving.shrinkage import diagonal_share, independent_rows
 
 D = 96
 LINEAR = Geometry.of(nn.Linear(D, 12))
@@ -50,12 +50,31 @@ def test_many_rows_are_taken_as_they_are() -> None:
     assert shrunk(identity, LINEAR, stats) is identity
 
 
-def test_overlapping_windows_count_as_one_row() -> None:
-    conv, pointwise = Geometry.of(nn.Conv1d(D // 3, 4, 3)), Geometry.of(nn.Conv1d(D, 4, 1))
-    stats = LayerStats.from_rows(rows_of(12 * D, torch.Generator().manual_seed(0)))
-    metric = metric_of(stats)
-    assert shrunk(metric, pointwise, stats) is metric
-    assert shrunk(metric, conv, stats) is not metric
+def test_neighbouring_positions_count_as_one_row() -> None:
+    wide, pointwise = Geometry.of(nn.Conv1d(D // 12, 4, 12)), Geometry.of(nn.Conv1d(D, 4, 1))
+    rows = rows_of(12 * D, torch.Generator().manual_seed(0))
+    for samples, expected in ((12 * D, (12 * D, 12 * D)), (D, (D * 12 / 9, D)), (D // 12, (D * 12 / 9, D))):
+        stats = LayerStats.from_rows(rows, samples=samples)
+        assert (independent_rows(pointwise, stats), independent_rows(wide, stats)) == pytest.approx(expected)
+        assert (shrunk(metric_of(stats), wide, stats).share > 0) == (samples != 12 * D)
+
+
+def test_ranks_of_few_rows_lose_less_on_other_rows_and_errors_are_those_of_the_data(seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    rows = rows_of(40, rng)
+    stats = LayerStats.from_rows(rows)
+    other = metric_of(LayerStats.from_rows(rows_of(20_000, rng)))
+    layer = nn.Linear(D, 64, bias=False)
+    weight = layer.weight.detach()
+    method, norm = method_of("svd"), norm_of("centred")
+    treatment = Treatment(geometry=Geometry.of(layer), method=method, norm=norm, format=method.format((24,)))
+    solution = solve(treatment, layer, stats)
+    first, second = (module.weight.detach() for module in solution.modules)  # type: ignore[operator, union-attr]
+    drawn, plain = second @ first, SVD(24).fit(weight, metric_of(stats)).factors.to_dense()
+    assert other.relative_error(weight, drawn) < other.relative_error(weight, plain)
+    lost = ((rows - rows.mean(0)) @ (weight - drawn).T).square().sum()
+    energy = ((rows - rows.mean(0)) @ weight.T).square().sum()
+    assert solution.error == pytest.approx((lost / energy).sqrt().item(), rel=1e-3)
 
 
 @pytest.mark.parametrize("count", [2, 30, 300])

@@ -97,7 +97,7 @@ def compress(
             ``"centred"`` or ``"sigma"``; not for a plan made by ``Drop``, whose search measured layers fitted
             independently.
         refine: Then train the small model to answer like the original, without labels: the number of samples to pass
-            through it, or a :class:`~tensigma.Refine`.
+            through it, or a :class:`~tensigma.Refine`. Weights of few bits are trained on their grids.
         reestimate_bn: Then re-estimate the statistics of BatchNorm layers on ``data``.
         speed: Then time both models in PyTorch on one thread, for about a second, on the first samples of ``data``:
             the report has a note of it, and a :class:`~tensigma.errors.PlanWarning` says if the smaller is the slower.
@@ -169,12 +169,6 @@ def compress(
             memory=limit,
             workers=workers,
             cache=cache,
-        )
-    if refine is not None and plan.has_bits:
-        raise InputError(
-            "{refine} would move weights off the grids of few bits that the plan asks for; leave it out, or plan "
-            "without Bytes",
-            parameters=("refine",),
         )
     # The same function, which is what is approximated from here on.
     subject = folded_copy(model, plan.folding)

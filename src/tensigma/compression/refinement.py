@@ -17,8 +17,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from tensigma.compression.grid_training import trained_on_grids
 from tensigma.compression.likeness import Likeness
 from tensigma.errors import InputError
+from tensigma.layers import grid_of, set_grid_
 from tensigma.running import (
     Batches,
     Inputs,
@@ -144,7 +146,7 @@ def refine_(
     modules, in both models, whose outputs are compared. The loss on the first samples of the data, not augmented, is
     measured before and after: if it did not fall, ``small`` stays as it was. A step whose loss or gradient is not
     finite is skipped. ``answers`` says what is compared; by default it is guessed. Models in half precision are refined
-    in single precision and rounded afterwards.
+    in single precision and rounded afterwards. Weights on grids of few bits stay on grids of as many bits.
     """
     if any(parameter.dtype in _HALVES for parameter in small.parameters()):
         single, reference = (copied(model).float() for model in (small, original))
@@ -155,8 +157,9 @@ def refine_(
         return facts
     report = reporter(progress)
     former = copy.deepcopy(small.state_dict())
+    former_grids = {layer: grid for layer in small.modules() if (grid := grid_of(layer)) is not None}
     start = time.perf_counter()
-    with borrowed(small), borrowed(original), kept_rng(), safe_backward(small):
+    with borrowed(small), borrowed(original), kept_rng(), trained_on_grids(small), safe_backward(small):
         # Kept, because shuffled data would give other samples the second time.
         samples = min(_PROBE, math.ceil(_PROBE_SHARE * settings.passes))
         probe = list(_rounds(batches, samples, input, device_of(small)))
@@ -184,6 +187,8 @@ def refine_(
     kept = after < before  # False also for NaN
     if not kept:
         small.load_state_dict(former)
+        for layer, grid in former_grids.items():
+            set_grid_(layer, grid)
         logger.warning("refinement: the loss went from %.3g to %.3g, so the model is kept as it was", before, after)
     if skipped:
         logger.warning("refinement: %d of %d samples gave no finite loss or gradient", skipped, done)

@@ -40,7 +40,9 @@ class Metric:
     0.7071
     """
 
-    def __init__(self, size: int, gram: Tensor | None, rows: Tensor | None, damping: float, epsilon: float) -> None:
+    def __init__(
+        self, size: int, gram: Tensor | None, rows: Tensor | None, damping: float, epsilon: float, share: float = 0.0
+    ) -> None:
         self.size = size
         self._gram = gram  # (d, d), or None
         self._rows = rows  # (n, d), already divided by √n, or None; neither means the identity
@@ -48,6 +50,8 @@ class Metric:
         self.damping = damping
         #: ε itself.
         self.epsilon = epsilon
+        #: How much of what the gram has off its diagonal is left out, from 0 to 1.
+        self.share = share
 
     @classmethod
     def identity(cls, size: int) -> Metric:
@@ -109,6 +113,26 @@ class Metric:
         largest = torch.linalg.matrix_norm(scaled, 2).square().item() if scaled.any() else 0.0
         return cls(rows.shape[1], None, scaled, relative, relative * largest if largest > 0 else 1.0)
 
+    def drawn(self, share: float) -> Metric:
+        """Σ drawn towards its diagonal: (1 − share) Σ + share · diag(Σ), which holds no second matrix.
+
+        >>> metric = Metric.from_gram(torch.tensor([[2.0, 1.0], [1.0, 2.0]])).drawn(0.25)
+        >>> metric.dense().tolist()
+        [[2.0, 0.75], [0.75, 2.0]]
+        >>> metric.observed.dense().tolist()
+        [[2.0, 1.0], [1.0, 2.0]]
+        """
+        if not 0 <= share <= 1:
+            raise InputError(f"the share of the diagonal lies in [0, 1], got {share}")
+        if self._gram is None:
+            raise InputError("only a metric from a gram can be drawn towards its diagonal")
+        return Metric(self.size, self._gram, None, self.damping, self.epsilon, share)
+
+    @property
+    def observed(self) -> Metric:
+        """Σ as it was gathered, not drawn towards anything."""
+        return Metric(self.size, self._gram, self._rows, self.damping, self.epsilon) if self.share else self
+
     @property
     def is_identity(self) -> bool:
         return self._gram is None and self._rows is None
@@ -132,7 +156,7 @@ class Metric:
     def to(self, like: Tensor) -> Metric:
         """The same metric in the dtype and on the device of ``like``. Damping is not lowered."""
         if self._gram is not None:
-            return Metric(self.size, self._gram.to(like), None, self.damping, self.epsilon)
+            return Metric(self.size, self._gram.to(like), None, self.damping, self.epsilon, self.share)
         if self._rows is not None:
             return Metric(self.size, None, self._rows.to(like), self.damping, self.epsilon)
         return self
@@ -142,6 +166,8 @@ class Metric:
         self._check_width(matrix)
         if self._gram is not None:
             product = matrix @ self._gram
+            if self.share:
+                product.mul_(1 - self.share).addcmul_(matrix, self._gram.diagonal(), value=self.share)
         elif self._rows is not None:
             product = (matrix @ self._rows.T) @ self._rows
         else:
@@ -159,7 +185,11 @@ class Metric:
     def dense(self) -> Tensor:
         """Σ as a matrix; the identity in float64."""
         if self._gram is not None:
-            return self._gram
+            if not self.share:
+                return self._gram
+            gram = (1 - self.share) * self._gram
+            gram.diagonal().copy_(self._gram.diagonal())
+            return gram
         if self._rows is not None:
             return self._rows.T @ self._rows
         return torch.eye(self.size, dtype=torch.float64)

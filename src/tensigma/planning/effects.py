@@ -133,7 +133,8 @@ class Disturbance:
         if SVD_METHOD.why_not(geometry, layer.norm) is not None:
             return None
         views = energy_views(layer.kernels, layer.norm.targets(geometry, layer.stats))
-        energies, directions = zip(*(seen_basis(k.flatten(1), m.to(k)) for k, m in views), strict=True)
+        # Under the moments as they were gathered: the change of the answers is measured on the same data.
+        energies, directions = zip(*(seen_basis(k.flatten(1), m.observed.to(k)) for k, m in views), strict=True)
         spectrum = torch.stack([values.cpu() for values in energies]).sum(0)
         known = min(basis.shape[1] for basis in directions)
         errors2 = share_lost(spectrum, spectrum.sum())[:-1][:known].tolist()

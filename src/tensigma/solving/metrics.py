@@ -13,6 +13,7 @@ from tensigma.calibration import LayerStats
 from tensigma.errors import InputError
 from tensigma.layers import Geometry
 from tensigma.linalg import Metric
+from tensigma.solving.shrinkage import shrunk
 
 # Checking and damping a wide gram takes seconds. These metrics share the memory of the statistics they belong to, or
 # are all that is in memory of statistics in a folder: of those, only the latest are kept, up to so many bytes.
@@ -43,15 +44,20 @@ def gram_metrics(geometry: Geometry, stats: LayerStats) -> tuple[Metric, ...]:
 
 
 def centred_metrics(geometry: Geometry, stats: LayerStats) -> tuple[Metric, ...]:
-    """Σ_c = E[(u − μ)(u − μ)ᵀ]: the variance of the output, which is what remains if the bias may move."""
+    """Σ_c = E[(u − μ)(u − μ)ᵀ]: the variance of the output, which is what remains if the bias may move.
+
+    Moments of few rows are drawn towards their diagonal.
+    """
     _check_width(geometry, stats)
-    if stats.rows is not None:
-        return (Metric.from_rows(stats.rows, stats.mean),)
     if geometry.kind == "conv_transpose":
         return _from_grams(_Scattered(geometry, stats).covariance())
     metrics = _centred.get(stats)
     if metrics is None:
-        metrics = _from_grams(_by_group(stats.covariance, geometry))
+        if stats.rows is not None:
+            metrics = (Metric.from_rows(stats.rows, stats.mean),)
+        else:
+            metrics = _from_grams(_by_group(stats.covariance, geometry))
+        metrics = tuple(shrunk(metric, geometry, stats) for metric in metrics)
         with _lock:
             _centred[stats] = metrics
             _forget_oldest()

@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from tensigma.layers import HALF, Geometry, Grid, set_grid_, stage_bits, to_kernels, to_weight
 from tensigma.linalg import Metric, Rounding
 from tensigma.solving.chains import Stage, StageProblem, composed
+from tensigma.solving.shrinkage import WIDEST
 
 #: In chains with depthwise stages, where outputs of a stage are far from orthogonal, stages with at most this many
 #: weights are rounded with all weights in one problem. Elsewhere, and in larger ones, outputs are rounded apart.
 _WHOLE = 1536
 _LARGEST_HALF = 65504.0
-#: Metrics wider than this are not written out: factors are then rounded to the nearest integers.
-WIDEST = 8192
 #: How strongly a refitted factor is drawn towards what it was, relative to the mean energy of its inputs.
 _RIDGE = 1e-4
 # Far above the rounding of products in single precision, and far below what decides an integer.
@@ -85,7 +84,7 @@ def rounded_chain(stages: Sequence[Stage], target: Tensor, metric: Metric, bits:
         target, metric = target.float(), metric.to(target.float())
         _balance_(balanced)
         nearest = [_nearest(stage, width) for stage, width in zip(balanced, bits, strict=True)]
-        if metric.size > WIDEST:
+        if metric.size > WIDEST:  # Σ is not written out, and feedback needs it
             return nearest
         fitted = _fitted(balanced, target, metric, bits)
         return min((fitted, nearest), key=lambda chain: _lost(chain, target, metric))

@@ -140,7 +140,7 @@ def _judged(
     error = None
     if stats is not None:
         targets = treatment.norm.targets(geometry, stats)
-        functional = [target for target in targets if isinstance(target, Metric) and not target.is_identity]
+        functional = [target.observed for target in targets if isinstance(target, Metric) and not target.is_identity]
         error = _relative(kernels, residuals, functional or gram_metrics(geometry, stats))
     frobenius = _relative(kernels, residuals, identity_metrics(geometry))
     return error, frobenius, _bias(treatment, module, residuals, stats)
