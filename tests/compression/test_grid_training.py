@@ -80,7 +80,7 @@ def few_bits(bits: int = 3) -> tuple[nn.Module, nn.Module, list[Tensor]]:
     data = batches(8)
     small = rounded(copy.deepcopy(model), bits)
     for layer in layers_of(small):
-        layer.bias.data = layer.bias.data.half().float()  # type: ignore[union-attr, operator]
+        layer.bias.data = layer.bias.data.half().float()
     return model, small, data
 
 

@@ -75,8 +75,10 @@ def test_vbmf_gives_the_papers_ranks(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("norm", ["frobenius", "sigma", "centred"])
-def test_energy_keeps_that_share_with_the_smallest_rank(stats: ts.Calibration, norm: str) -> None:
+def test_energy_keeps_that_share_with_the_smallest_rank(norm: str) -> None:
     net = small_net()
+    # So many that moments are taken as they are, and what is expected is what is lost on them.
+    stats = ts.calibrate(net, batches(count=120))
     plan = ts.plan(net, stats, ranks=ts.Energy(0.99), norm=norm, saving="none", layers=["pointwise", "hidden"])
     _, report = ts.compress(net, plan, stats)
     for name in ("pointwise", "hidden"):

@@ -69,7 +69,7 @@ def test_ranks_of_few_rows_lose_less_on_other_rows_and_errors_are_those_of_the_d
     method, norm = method_of("svd"), norm_of("centred")
     treatment = Treatment(geometry=Geometry.of(layer), method=method, norm=norm, format=method.format((24,)))
     solution = solve(treatment, layer, stats)
-    first, second = (module.weight.detach() for module in solution.modules)  # type: ignore[operator, union-attr]
+    first, second = (module.weight.detach() for module in solution.modules)  # type: ignore[operator]
     drawn, plain = second @ first, SVD(24).fit(weight, metric_of(stats)).factors.to_dense()
     assert other.relative_error(weight, drawn) < other.relative_error(weight, plain)
     lost = ((rows - rows.mean(0)) @ (weight - drawn).T).square().sum()

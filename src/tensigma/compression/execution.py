@@ -50,9 +50,10 @@ from tensigma.running import (
 from tensigma.solving import Solution, Solutions, folded_copy, folded_norms, jobs_for, run_shared
 
 # Under "auto" sequential fitting takes as many samples as these multiply-adds allow, within limits: fewer tell too
-# little, and more gain little. In one pass a sample costs about as much as this many forward passes, moments included;
+# little, and more gain nothing. A ResNet-56 at 28 times fewer bytes, agreement on other images: 96.3 from 1,000 samples,
+# 97.1 from 2,000 and from 6,000. In one pass a sample costs about as much as this many forward passes, moments included;
 # networks that do not allow it run once per layer.
-_AUTO_MACS, _AUTO_FEWEST, _AUTO_MOST = 20e12, 128, 1_000
+_AUTO_MACS, _AUTO_FEWEST, _AUTO_MOST = 20e12, 128, 2_000
 _FORWARDS_IN_ONE_PASS = 5
 _TIMED_SAMPLES = 16
 
@@ -93,7 +94,7 @@ def compress(
             the search runs on, by default every fifth of the batches, from the second on; it may read their labels.
         sequential: Fit each layer on its inputs in the network compressed so far, towards the outputs of the original.
             Both networks run over the data once, or once per layer if some layer is called several times or not always
-            in the same order. ``"auto"`` does so, on up to 1,000 samples, if ``data`` can be read again and the norm is
+            in the same order. ``"auto"`` does so, on up to 2,000 samples, if ``data`` can be read again and the norm is
             ``"centred"`` or ``"sigma"``; not for a plan made by ``Drop``, whose search measured layers fitted
             independently.
         refine: Then train the small model to answer like the original, without labels: the number of samples to pass

@@ -192,7 +192,8 @@ def _spectrum(entry: DenseEntry | CompressedEntry, module: nn.Module, stats: Lay
     assert entry.geometry is not None
     with torch.no_grad():
         views = energy_views(kernels_of(module), entry.norm.targets(entry.geometry, stats))
-        spectra = Spectra.of(views, inputs=False)
+        # Shown beside errors on the data itself.
+        spectra = Spectra.of([(kernel, metric.observed) for kernel, metric in views], inputs=False)
     full = min(spectra.outs.shape[1], entry.geometry.patch_size)
     ranks = sorted({round(full * index / (N_POINTS - 1)) for index in range(N_POINTS)})
     # Rounding leaves a trace of energy in directions that have none.

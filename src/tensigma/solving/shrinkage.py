@@ -26,7 +26,6 @@ _ENOUGH = 10
 _ALIKE = 9
 
 
-
 def shrunk(metric: Metric, geometry: Geometry, stats: LayerStats) -> Metric:
     """``metric``, which belongs to a group of the layer, as fits the number of rows that ``stats`` has seen.
 
