@@ -73,7 +73,7 @@ Sequential = Annotated[
     typer.Option(
         "--sequential/--no-sequential",
         help="Fit the layers one after another, each on the outputs of the compressed layers before it, so that it "
-        "corrects their errors: more accurate, but slower. By default on up to 1,000 images of --data; --sequential "
+        "corrects their errors: more accurate, but slower. By default on up to 2,000 images of --data; --sequential "
         "takes all of them.",
         rich_help_panel=_HOW,
         show_default=False,

@@ -50,9 +50,9 @@ from tensigma.running import (
 from tensigma.solving import Solution, Solutions, folded_copy, folded_norms, jobs_for, run_shared
 
 # Under "auto" sequential fitting takes as many samples as these multiply-adds allow, within limits: fewer tell too
-# little, and more gain nothing. A ResNet-56 at 28 times fewer bytes, agreement on other images: 96.3 from 1,000 samples,
-# 97.1 from 2,000 and from 6,000. In one pass a sample costs about as much as this many forward passes, moments included;
-# networks that do not allow it run once per layer.
+# little, and more gain nothing. A ResNet-56 at 28 times fewer bytes, agreement on other images: 96.3 from 1,000
+# samples, 97.1 from 2,000 and from 6,000. In one pass a sample costs about as much as this many forward passes, moments
+# included; networks that do not allow it run once per layer.
 _AUTO_MACS, _AUTO_FEWEST, _AUTO_MOST = 20e12, 128, 2_000
 _FORWARDS_IN_ONE_PASS = 5
 _TIMED_SAMPLES = 16
