@@ -41,7 +41,7 @@ from tensigma.solving import Candidate, stats_digest
 logger = logging.getLogger(__name__)
 
 # Increased when what is stored changes, or what is computed from the same facts.
-_VERSION = 3
+_VERSION = 4
 _CURVE = sequence(
     record(
         {

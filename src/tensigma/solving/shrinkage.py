@@ -55,8 +55,9 @@ def independent_rows(geometry: Geometry, stats: LayerStats) -> float:
     >>> independent_rows(Geometry.of(nn.Conv2d(4, 3, 1)), stats)
     100.0
     """
-    positions = stats.count / max(stats.samples, 1)
-    return stats.count / positions * max(1.0, positions / max(_ALIKE, math.prod(geometry.kernel_size)))
+    samples = max(1, min(stats.samples, stats.count))  # some samples may not have reached the layer
+    positions = stats.count / samples
+    return samples * max(1.0, positions / max(_ALIKE, math.prod(geometry.kernel_size)))
 
 
 def diagonal_share(gram: torch.Tensor, rows: float) -> float:

@@ -156,7 +156,7 @@ def stats_digest(stats: LayerStats, *, weighs_entries: bool) -> str:
     """A digest of the moments of a layer, and of what weighs single entries if that matters."""
     digests = _digests.setdefault(stats, {})
     if weighs_entries not in digests:
-        digest = Digest(20).add(stats.input_shape).add(stats.count).add(stats.mean)
+        digest = Digest(20).add(stats.input_shape).add((stats.count, stats.samples)).add(stats.mean)
         digest.add(stats.rows if stats.rows is not None else stats.covariance)
         if weighs_entries:
             digest.add(stats.fisher).add(stats.output_abs_mean)
