@@ -8,6 +8,7 @@ import torch
 from linalg import problems
 from tensigma.errors import InputError, NotPSDError, NumericalWarning, TensigmaError
 from tensigma.linalg import Metric
+from tensigma.linalg.svd import output_basis
 
 
 def test_norm_is_the_mean_squared_output(seed):
@@ -131,10 +132,21 @@ def test_drawn_towards_the_diagonal_is_the_matrix_written_out(seed, share):
     torch.testing.assert_close(drawn.to(weight.float()).dense(), written.dense().float())
     torch.testing.assert_close(drawn.observed.dense(), gram)
     assert torch.equal(drawn.dense().diagonal(), gram.diagonal())
+    from_rows = Metric.from_rows(rows).drawn(share)
+    assert (from_rows.n_rows, from_rows.observed.n_rows) == (None if share else 9, 9)
+    for name in ("times", "outputs", "norm", "whiten"):
+        torch.testing.assert_close(getattr(from_rows, name)(weight), getattr(written, name)(weight))
+    torch.testing.assert_close(from_rows.dense(), written.dense())
+    energies, _ = output_basis(weight, from_rows)
+    torch.testing.assert_close(energies, output_basis(weight, written)[0], rtol=1e-4, atol=1e-4)
+    lengths = gram.diagonal().sqrt()
+    squares = (gram / lengths / lengths[:, None]).square().sum().item()
+    for metric in (Metric.from_gram(gram), Metric.from_rows(rows)):
+        assert metric.correlations() == (12, pytest.approx(squares))
 
 
-def test_only_a_gram_is_drawn_towards_its_diagonal():
-    with pytest.raises(InputError, match="only a metric from a gram"):
-        Metric.identity(3).drawn(0.5)
+def test_a_share_of_the_diagonal_is_one():
+    identity = Metric.identity(3)
+    assert identity.drawn(0.5) is identity
     with pytest.raises(InputError, match=r"got 1\.5"):
         Metric.from_gram(torch.eye(3)).drawn(1.5)

@@ -83,7 +83,7 @@ def test_the_diagonal_stays_and_the_rest_shrinks_by_one_factor(count: int) -> No
     before = metric_of(stats).dense()
     after = shrunk(metric_of(stats), LINEAR, stats).dense()
     torch.testing.assert_close(after.diagonal(), before.diagonal())
-    share = diagonal_share(before, count)
+    share = diagonal_share(metric_of(stats), count)
     assert 0 < share <= 1
     off = ~torch.eye(D, dtype=torch.bool)
     torch.testing.assert_close(after[off], (1 - share) * before[off], rtol=1e-4, atol=1e-6)
@@ -98,6 +98,7 @@ def test_rows_that_are_kept_as_rows_are_drawn_in_as_well() -> None:
 
 def test_inputs_without_variation_have_no_say() -> None:
     gram = torch.diag(torch.tensor([1.0, 0.0, 2.0]))
-    assert diagonal_share(gram, 5) == 1.0
+    assert diagonal_share(Metric.from_gram(gram), 5) == 1.0
     gram[0, 2] = gram[2, 0] = 0.9
-    assert diagonal_share(gram, 5) == pytest.approx(diagonal_share(gram[::2, ::2], 5))
+    both = Metric.from_gram(gram), Metric.from_gram(gram[::2, ::2])
+    assert diagonal_share(both[0], 5) == pytest.approx(diagonal_share(both[1], 5))

@@ -50,7 +50,7 @@ class Metric:
         self.damping = damping
         #: ε itself.
         self.epsilon = epsilon
-        #: How much of what the gram has off its diagonal is left out, from 0 to 1.
+        #: How much of what Σ has off its diagonal is left out, from 0 to 1.
         self.share = share
 
     @classmethod
@@ -124,14 +124,38 @@ class Metric:
         """
         if not 0 <= share <= 1:
             raise InputError(f"the share of the diagonal lies in [0, 1], got {share}")
-        if self._gram is None:
-            raise InputError("only a metric from a gram can be drawn towards its diagonal")
-        return Metric(self.size, self._gram, None, self.damping, self.epsilon, share)
+        return self if self.is_identity else self._with_share(share)
 
     @property
     def observed(self) -> Metric:
         """Σ as it was gathered, not drawn towards anything."""
-        return Metric(self.size, self._gram, self._rows, self.damping, self.epsilon) if self.share else self
+        return self._with_share(0.0) if self.share else self
+
+    def _with_share(self, share: float) -> Metric:
+        return Metric(self.size, self._gram, self._rows, self.damping, self.epsilon, share)
+
+    @property
+    def diagonal(self) -> Tensor:
+        """The diagonal of Σ, (d)."""
+        if self._gram is not None:
+            return self._gram.diagonal()
+        return torch.ones(self.size) if self._rows is None else self._rows.square().sum(0)
+
+    def correlations(self) -> tuple[int, float]:
+        """How many inputs vary, and the sum of the squares of all correlations between them, with themselves included.
+
+        >>> Metric.from_gram(torch.tensor([[4.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])).correlations()
+        (2, 2.5)
+        """
+        variances = self.diagonal.double().clamp_min(0)
+        inverses = torch.where(variances > 0, variances.rsqrt(), 0.0)
+        alive = int((variances > 0).sum())
+        if self._rows is not None:
+            scaled = self._rows * inverses.to(self._rows)
+            return alive, (scaled @ scaled.T).double().square().sum().item()
+        # Blocks of rows, because a copy of the whole in double precision would be large.
+        blocks = zip(self.dense().split(_BLOCK), inverses.split(_BLOCK), strict=True)
+        return alive, sum((block * inverses * scale[:, None]).square().sum().item() for block, scale in blocks)
 
     @property
     def is_identity(self) -> bool:
@@ -139,8 +163,8 @@ class Metric:
 
     @property
     def n_rows(self) -> int | None:
-        """How many input rows Σ is held as; None if it is not."""
-        return None if self._rows is None else len(self._rows)
+        """How many input rows Σ is; None if it is more than these or held otherwise."""
+        return None if self._rows is None or self.share else len(self._rows)
 
     def seen(self, matrix: Tensor) -> Tensor:
         """The outputs for the rows, (t, n), divided by √n."""
@@ -158,7 +182,7 @@ class Metric:
         if self._gram is not None:
             return Metric(self.size, self._gram.to(like), None, self.damping, self.epsilon, self.share)
         if self._rows is not None:
-            return Metric(self.size, None, self._rows.to(like), self.damping, self.epsilon)
+            return Metric(self.size, None, self._rows.to(like), self.damping, self.epsilon, self.share)
         return self
 
     def times(self, matrix: Tensor, *, damped: bool = False) -> Tensor:
@@ -166,17 +190,17 @@ class Metric:
         self._check_width(matrix)
         if self._gram is not None:
             product = matrix @ self._gram
-            if self.share:
-                product.mul_(1 - self.share).addcmul_(matrix, self._gram.diagonal(), value=self.share)
         elif self._rows is not None:
             product = (matrix @ self._rows.T) @ self._rows
         else:
             return matrix
+        if self.share:
+            product.mul_(1 - self.share).addcmul_(matrix, self.diagonal, value=self.share)
         return product.add_(matrix, alpha=self.epsilon) if damped else product
 
     def outputs(self, matrix: Tensor) -> Tensor:
         """M Σ Mᵀ, the (t, t) second moment of the layer's outputs, exactly symmetric."""
-        if self._rows is not None:
+        if self.n_rows is not None:
             seen = self.seen(matrix)
             return seen @ seen.T
         moment = self.times(matrix) @ matrix.T
@@ -184,19 +208,20 @@ class Metric:
 
     def dense(self) -> Tensor:
         """Σ as a matrix; the identity in float64."""
-        if self._gram is not None:
-            if not self.share:
-                return self._gram
-            gram = (1 - self.share) * self._gram
-            gram.diagonal().copy_(self._gram.diagonal())
-            return gram
-        if self._rows is not None:
-            return self._rows.T @ self._rows
-        return torch.eye(self.size, dtype=torch.float64)
+        if self.is_identity:
+            return torch.eye(self.size, dtype=torch.float64)
+        gram = self._gram
+        if gram is None:
+            assert self._rows is not None
+            gram = self._rows.T @ self._rows
+        if self.share:
+            gram = (1 - self.share) * gram
+            gram.diagonal().copy_(self.diagonal)
+        return gram
 
     def norm(self, matrix: Tensor) -> Tensor:
         """‖M‖_Σ of a kernel of shape (t, d) or (t, s, *taps), as a float64 scalar."""
-        if self._rows is not None:
+        if self.n_rows is not None:
             self._check_width(matrix.flatten(1))
             return self.seen(matrix.flatten(1)).double().norm()
         return _sum_of_products(matrix.flatten(1), self.times(matrix.flatten(1))).clamp_min(0).sqrt()
@@ -230,7 +255,8 @@ class Metric:
         True
         """
         self._check_width(matrix)
-        if self._rows is not None:
+        if self.n_rows is not None:
+            assert self._rows is not None
             # Σ^½ = V S Vᵀ from the few rows; Σ itself is never formed.
             _, values, basis = torch.linalg.svd(self._rows.double(), full_matrices=False)
             return ((matrix.to(basis) @ basis.T * values) @ basis).to(matrix.dtype)

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from tensigma.calibration import LayerStats
 from tensigma.layers import Geometry
 from tensigma.linalg import Metric
@@ -29,6 +27,7 @@ _ALIKE = 9
 def shrunk(metric: Metric, geometry: Geometry, stats: LayerStats) -> Metric:
     """``metric``, which belongs to a group of the layer, as fits the number of rows that ``stats`` has seen.
 
+    >>> import torch
     >>> from torch import nn
     >>> rows = torch.randn(6_000, 4)
     >>> few, many = (LayerStats.from_rows(rows[:count]) for count in (8, 6_000))
@@ -42,14 +41,13 @@ def shrunk(metric: Metric, geometry: Geometry, stats: LayerStats) -> Metric:
     rows = independent_rows(geometry, stats)
     if rows >= _ENOUGH * metric.size:
         return metric
-    if metric.n_rows is not None:
-        metric = Metric.from_gram(metric.dense())
-    return metric.drawn(diagonal_share(metric.dense(), rows))
+    return metric.drawn(diagonal_share(metric, rows))
 
 
 def independent_rows(geometry: Geometry, stats: LayerStats) -> float:
     """How many independent rows tell as much as those that ``stats`` has seen.
 
+    >>> import torch
     >>> from torch import nn
     >>> stats = LayerStats.from_rows(torch.randn(900, 4), samples=10)
     >>> independent_rows(Geometry.of(nn.Conv2d(4, 3, 1)), stats)
@@ -60,23 +58,17 @@ def independent_rows(geometry: Geometry, stats: LayerStats) -> float:
     return samples * max(1.0, positions / max(_ALIKE, math.prod(geometry.kernel_size)))
 
 
-def diagonal_share(gram: torch.Tensor, rows: float) -> float:
-    """How much of ``gram``, from so many independent rows, should be its diagonal alone, from 0 to 1.
+def diagonal_share(metric: Metric, rows: float) -> float:
+    """How much of ``metric``, from so many independent rows, should be its diagonal alone, from 0 to 1.
 
     The oracle-approximating shrinkage of Chen, Wiesel, Eldar and Hero (2010) for inputs at unit variance.
 
-    >>> gram = torch.tensor([[1.0, 0.8], [0.8, 1.0]])
-    >>> round(diagonal_share(gram, 10), 2), round(diagonal_share(gram, 1000), 4)
+    >>> import torch
+    >>> metric = Metric.from_gram(torch.tensor([[1.0, 0.8], [0.8, 1.0]]))
+    >>> round(diagonal_share(metric, 10), 2), round(diagonal_share(metric, 1000), 4)
     (0.31, 0.0031)
     """
-    lengths = gram.diagonal().double().clamp_min(0).sqrt()
-    alive = int((lengths > 0).sum())
-    inverses = torch.where(lengths > 0, 1 / lengths, 0.0)
-    # Blocks of rows, because a copy of the whole in double precision would be large.
-    squares = sum(
-        (block.double() * inverses * scale[:, None]).square().sum().item()
-        for block, scale in zip(gram.split(512), inverses.split(512), strict=True)
-    )
+    alive, squares = metric.correlations()
     off_diagonal = squares - alive
     if alive < 2 or off_diagonal <= 0:
         return 1.0
