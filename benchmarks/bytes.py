@@ -95,7 +95,8 @@ class Bench:
         assert top1 is not None
         return 100 * top1
 
-    def cell(self, cell: Cell) -> dict[str, Any]:
+    def cell(self, cell: Cell) -> Iterator[dict[str, Any]]:
+        """What is known of a cell so far: ours, which takes longest, and then with what it is compared to."""
         plan = ts.plan(self.model, self.stats, budget=cell.budget, method=cell.method, data=self.images)
         if cell.everywhere is not None:
             first, *others = plan
@@ -112,8 +113,8 @@ class Bench:
             "top1": self.evaluated(small),
             "formats": {entry.name: entry.label for entry in plan.values()},
         }
-        # Ours takes longest: said at once, because the cell is written whole.
         print(cell.network, cell.title, figures["bytes"], figures["macs"], figures["top1"], flush=True)
+        yield figures
         exact = self.exact(plan)
         figures["nearest"] = self.evaluated(self.nearest(plan, copy.deepcopy(exact)))
         if cell.method != "dense":
@@ -123,9 +124,10 @@ class Bench:
                     self.model, self.stats, budget=alone(cell.budget), method="dense", data=self.images
                 )
             except ts.errors.InputError as error:
-                return {**figures, "bits alone": None, "why": str(error)}
+                yield {**figures, "bits alone": None, "why": str(error)}
+                return
             figures["bits alone"] = self.evaluated(ts.compress(self.model, bits_alone, self.stats, data=self.images)[0])
-        return figures
+        yield figures
 
     def stored(self, small: nn.Module) -> int:
         """The bytes of the file in an archive."""
@@ -271,11 +273,12 @@ def table(results: dict[str, Any]) -> str:
         for title, cell in cells.items():
             rate, macs = (cell[key][0] / cell[key][1] for key in ("bytes", "macs"))
             alone, static = cell.get("bits alone"), cell.get("static int8")
+            nearest = f"{cell['nearest']:.2f}" if "nearest" in cell else "–"
             if title.endswith("bits alone"):
-                row = ["–", f"{cell['nearest']:.2f}", "–", f"**{cell['top1']:.2f}**"]
+                row = ["–", nearest, "–", f"**{cell['top1']:.2f}**"]
             else:
                 theirs = "–" if static is None else f"{static['top1']:.2f} at {cell['bytes'][0] / static['bytes']:.1f}×"
-                ours = [f"**{cell['top1']:.2f}**", f"{cell['nearest']:.2f}"]
+                ours = [f"**{cell['top1']:.2f}**", nearest]
                 row = [*ours, theirs, "–" if alone is None else f"{alone:.2f}"]
             lines.append(f"| {name} ({cell['before']:.2f}) | {rate:.1f}× | {macs:.2f}× | {' | '.join(row)} |")
     files = results.get("int8", {})
@@ -333,9 +336,11 @@ def main() -> None:
     for cell in CELLS:
         wanted = arguments.only in (None, cell.network)
         wanted = wanted and (not arguments.cells or any(part in cell.title for part in arguments.cells))
-        if wanted and cell.title not in results["networks"].get(cell.network, {}):
-            results["networks"].setdefault(cell.network, {})[cell.title] = bench(cell.network).cell(cell)
-            machine.write(NAME, results)
+        # A cell that was interrupted has no comparisons, and is run again.
+        if wanted and "nearest" not in results["networks"].get(cell.network, {}).get(cell.title, {}):
+            for figures in bench(cell.network).cell(cell):
+                results["networks"].setdefault(cell.network, {})[cell.title] = figures
+                machine.write(NAME, results)
 
 
 if __name__ == "__main__":
