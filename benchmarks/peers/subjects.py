@@ -63,13 +63,13 @@ def _cifar(name: str, title: str, network: str, folder: str, *, training: int) -
     )
 
 
-def _imagenet(name: str, title: str, network: str, file: str) -> Subject:
+def _imagenet(name: str, title: str, network: str, file: str, *, calibration: str = "") -> Subject:
     return Subject(
         name=name,
         title=title,
         network=network,
         weights=f"imagenet/{file}.safetensors",
-        calibration="imagefolder:DIR/imagenet/calib",
+        calibration=f"imagefolder:DIR/imagenet/calib{calibration}",
         training="imagefolder:DIR/imagenet/calib",
         test="imagefolder:DIR/imagenet/val?shuffle=false",
         batch=32,
@@ -90,6 +90,7 @@ SUBJECTS = {
             training=3000,
         ),
         _imagenet("squeezenet", "SqueezeNet 1.1, ImageNet", "zoo:squeezenet1_1", "squeezenet1_1"),
-        _imagenet("resnet50", "ResNet-50, ImageNet", "zoo:resnet50-v1", "resnet50"),
+        # Few images, for with 1,000 some tools take hours.
+        _imagenet("resnet50", "ResNet-50, ImageNet", "zoo:resnet50-v1", "resnet50", calibration="?samples=256"),
     )
 }
