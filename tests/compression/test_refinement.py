@@ -71,25 +71,83 @@ def test_nothing_but_the_weights_of_the_small_model_changes() -> None:
     assert all(torch.equal(a, b) for a, b in zip(small.parameters(), again.parameters(), strict=True))
 
 
-def test_steps_are_those_of_a_plain_loop() -> None:
-    """One batch per step, Adam with the rising and falling rate, no blocks: nothing else happens."""
+@pytest.mark.parametrize(("width", "full_rate"), [(4, 0.01), (64, 0.01), (256, 0.0025)])
+def test_steps_are_those_of_a_plain_loop(width: int, full_rate: float) -> None:
+    """One batch per step, Adam with the rising and falling rate, lower for long rows, no blocks: nothing else."""
     torch.manual_seed(0)
-    original, data = nn.Linear(4, 3), [torch.randn(5, 4), torch.randn(5, 4)]
-    small = nn.Linear(4, 3)
+    original, data = nn.Linear(width, 3), [torch.randn(5, width), torch.randn(5, width)]
+    small = nn.Linear(width, 3)
     twin = copy.deepcopy(small)
     settings = Refine(passes=20, learning_rate=0.01, features=0.0, clip=1e9, temperature=2.0)
     refine_(small, original, data, settings, blocks=[])
-    optimizer = torch.optim.Adam(twin.parameters())
+    rates = {"weight": full_rate, "bias": 0.01}
+    optimizer = torch.optim.Adam([{"params": [getattr(twin, name)], "name": name} for name in rates])
     for step, x in enumerate(data * 2):
         share = (5 * step + 2.5) / 20
-        rate = 0.01 * min(1.0, share / 0.1) * (0.5 + 0.5 * torch.cos(torch.tensor(torch.pi * share))).item()
-        optimizer.param_groups[0]["lr"] = rate
+        rise_and_fall = min(1.0, share / 0.1) * (0.5 + 0.5 * torch.cos(torch.tensor(torch.pi * share))).item()
+        for group in optimizer.param_groups:
+            group["lr"] = rates[group["name"]] * rise_and_fall
         p = (original(x) / 2).softmax(1).detach()
         loss = 4 * (p * (p.log() - (twin(x) / 2).log_softmax(1))).sum() / len(x)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     torch.testing.assert_close(small.weight, twin.weight, rtol=1e-4, atol=1e-6)
+
+
+def test_a_learning_rate_that_raises_the_loss_is_lowered_unless_it_was_set(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    original = nn.Linear(8, 3).double()
+    small = copy.deepcopy(original)
+    with torch.no_grad():
+        # So near already that ordinary steps only lead away.
+        small.weight.add_(1e-6 * torch.randn(3, 8))
+    data = [torch.rand(4, 8).double() for _ in range(30)]
+    settings = Refine(passes=480).with_rate(4)
+    set_rate = settings.learning_rate
+    assert set_rate == pytest.approx(1.2e-4)
+    answers = ts.Numbers()
+    kept = copy.deepcopy(small)
+    facts = refine_(kept, original, data, settings, blocks=[], answers=answers)
+    assert facts["learning_rate"] == set_rate
+    assert facts["loss_after"] > facts["loss_before"]
+    assert all(torch.equal(a, b) for a, b in zip(kept.parameters(), small.parameters(), strict=True))
+    passes: list[int] = []
+    with caplog.at_level("INFO"):
+        facts = refine_(
+            small,
+            original,
+            data,
+            Refine(passes=480),
+            blocks=[],
+            answers=answers,
+            progress=lambda progress: passes.append(progress.done),
+        )
+    trials = caplog.text.count("once more at a learning rate of")
+    assert trials >= 1
+    assert facts["learning_rate"] == pytest.approx(1.2e-4 / 4**trials)
+    assert facts["kept"]
+    assert facts["loss_after"] < 0.5 * facts["loss_before"]
+    assert passes == list(range(4, 481, 4))
+
+
+def test_scores_are_softened_as_suits_the_original() -> None:
+    torch.manual_seed(0)
+    small, data = nn.Linear(4, 10), [torch.randn(50, 4)]
+    for scale, wanted in ((0.1, 1.0), (100.0, 4.0)):
+        original = nn.Linear(4, 10)
+        with torch.no_grad():
+            original.weight.mul_(scale)
+        facts = refine_(small, original, data, Refine(passes=50), blocks=[], answers=ts.Scores())
+        assert facts["temperature"] == wanted
+    scores = 6 * torch.randn(400, 10)
+    temperature = ts.Scores().softening(scores)
+    assert 1 < temperature < 4
+    assert float((scores / temperature).softmax(1).amax(1).mean()) == pytest.approx(0.8, abs=1e-3)
+    # Probabilities, and positions that are ruled out, are read as they are elsewhere.
+    assert ts.Scores().softening(scores.softmax(1)) == pytest.approx(temperature, rel=1e-3)
+    left_out = torch.cat([scores, torch.full((3, 10), -torch.inf)])
+    assert ts.Scores().softening(left_out) == pytest.approx(temperature)
 
 
 def test_a_loss_function_takes_the_place_of_the_distance_of_answers() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tensigma.errors import InputError
-from tensigma.running import Answers, Batch, Inputs, Numbers, Wish, first_answers
+from tensigma.running import Answers, Batch, Inputs, Numbers, Scores, Wish, first_answers
 
 #: The outputs of the small model and of the original → what is made small.
 LossFunction = Callable[[Any, Any], Tensor]
@@ -38,20 +38,22 @@ class Likeness:
         blocks: list[str],
         probe: Sequence[Inputs],
         *,
-        temperature: float = 1.0,
+        temperature: float | None = None,
         features: float = 1.0,
         answers: Wish = None,
         loss: LossFunction | None = None,
     ) -> None:
         self._small, self._original = small, original
         self._loss = loss
-        self._temperature, self._features = temperature, features
+        self._features = features
         self._blocks = blocks if features else []
         with torch.no_grad():
             #: How answers are read; by a loss function they are not.
             self.reading = Answers((), guessed=False)
             if loss is None:
                 self.reading = first_answers(original, Batch(0, probe[0], None), answers, ask=False)[1]
+            #: What scores are divided by before they are compared.
+            self.temperature = self._softening(probe[0]) if temperature is None else temperature
         self._least = self._variances(probe)
 
     def __call__(self, x: Inputs) -> Tensor:
@@ -60,7 +62,7 @@ class Likeness:
             output, answers = self.reading.run(self._small, Batch(0, x, None))
         kinds = self.reading.kinds(len(target_answers))
         losses = [
-            kind.distance(answer, target, self._scale(target, index), self._temperature)
+            kind.distance(answer, target, self._scale(target, index), self.temperature)
             for index, (kind, answer, target) in enumerate(zip(kinds, answers, target_answers, strict=True))
         ]
         if self._loss is not None:
@@ -81,6 +83,13 @@ class Likeness:
     def _targets(self, x: Inputs) -> tuple[Any, list[Tensor], dict[str, Tensor]]:
         with _outputs(self._original, self._blocks) as features:
             return *self.reading.run(self._original, Batch(0, x, None)), features
+
+    def _softening(self, x: Inputs) -> float:
+        """The temperature that suits the scores among the original's answers, the lowest where there are several."""
+        _, answers = self.reading.run(self._original, Batch(0, x, None))
+        kinds = self.reading.kinds(len(answers))
+        wanted = [kind.softening(part) for kind, part in zip(kinds, answers, strict=True) if isinstance(kind, Scores)]
+        return min(wanted, default=1.0)
 
     def _variances(self, probe: Sequence[Inputs]) -> dict[int | str, float]:
         """The lower bound of the variance of each target."""

@@ -50,6 +50,12 @@ _PROBE, _PROBE_SHARE = 1_000, 1 / 8
 # steps average noise out, few do not. 40 steps for a ResNet-20 at a rate of 3.5, agreement on other images, 96.1
 # before: 95.6 at 3e-4, 96.1 at 1e-4, 96.2 at 3e-5.
 _RATE, _STEPS = 3e-4, 300
+# As every weight moves by as much, what a row of weights computes moves by as much as its length, for inputs behind a
+# ReLU are all positive. Rows up to this long take the full rate.
+_FULL_RATE_ROW = 64
+# A learning rate that nobody set is tried on this share of the passes. If the loss is higher then, training begins
+# again at so small a part of the rate, so many times at most. A ResNet-50 at half its parameters needs it.
+_TRIAL, _BACK_OFF, _TRIALS = 0.2, 0.25, 4
 #: Optimiser steps are too small for these, and gradients too large.
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -71,11 +77,13 @@ class Refine:
 
     #: Samples passed through the small model, summed over all rounds over the data.
     passes: int = 20_000
-    #: Peak learning rate of Adam; it rises for a tenth of the steps and falls to 0 along a cosine. By default 3e-4, and
-    #: less for fewer than 300 steps, in proportion.
+    #: Peak learning rate of Adam for rows of up to 64 weights, and less for longer ones, in proportion; it rises for a
+    #: tenth of the steps and falls to 0 along a cosine. By default 3e-4, less for fewer than 300 steps, in proportion,
+    #: and a fourth, as often as it takes, where a fifth of the passes does not lower the loss.
     learning_rate: float | None = None
-    #: Scores are divided by this before they are compared; above 1, less likely classes count more.
-    temperature: float = 4.0
+    #: Scores are divided by this before they are compared; above 1, less likely classes count more. By default what
+    #: leaves the original's first class a mean probability of 0.8, from 1 to 4.
+    temperature: float | None = None
     #: Weight of the outputs of blocks relative to the answers of the model.
     features: float = 5.0
     #: Largest norm of the gradient, so that one odd batch cannot undo a fit.
@@ -145,8 +153,9 @@ def refine_(
     require no gradient stay too, unless none does, as in a model meant only for inference. ``blocks`` are names of
     modules, in both models, whose outputs are compared. The loss on the first samples of the data, not augmented, is
     measured before and after: if it did not fall, ``small`` stays as it was. A step whose loss or gradient is not
-    finite is skipped. ``answers`` says what is compared; by default it is guessed. Models in half precision are refined
-    in single precision and rounded afterwards. Weights on grids of few bits stay on grids of as many bits.
+    finite is skipped. A learning rate that was not set is lowered until it lowers the loss. ``answers`` says what is
+    compared; by default it is guessed. Models in half precision are refined in single precision and rounded afterwards.
+    Weights on grids of few bits stay on grids of as many bits.
     """
     if any(parameter.dtype in _HALVES for parameter in small.parameters()):
         single, reference = (copied(model).float() for model in (small, original))
@@ -173,7 +182,8 @@ def refine_(
             answers=answers,
             loss=settings.loss,
         )
-        settings = settings.with_rate(n_samples(probe[0]))
+        trials = _TRIALS if settings.learning_rate is None else 0
+        settings = replace(settings.with_rate(n_samples(probe[0])), temperature=loss_of.temperature)
         losses = [loss_of.value(x) for x in probe]
         measurable = [x for x, loss in zip(probe, losses, strict=True) if math.isfinite(loss)]
         before = _mean([loss for loss in losses if math.isfinite(loss)], measurable)
@@ -182,27 +192,41 @@ def refine_(
             parameter.requires_grad_() for parameter in small.parameters() if frozen or parameter.requires_grad
         ]
         inputs = _rounds(batches, settings.passes, input, device_of(small))
-        done, skipped = _train_(parameters, loss_of, inputs, settings, report, start)
-        after = _mean([loss_of.value(x) for x in measurable], measurable)
+
+        def loss_now() -> float:
+            return _mean([loss_of.value(x) for x in measurable], measurable)
+
+        course = _train_(parameters, loss_of, inputs, settings, report, start, trials, lambda: loss_now() < before)
+        after = loss_now()
     kept = after < before  # False also for NaN
     if not kept:
         small.load_state_dict(former)
         for layer, grid in former_grids.items():
             set_grid_(layer, grid)
         logger.warning("refinement: the loss went from %.3g to %.3g, so the model is kept as it was", before, after)
-    if skipped:
-        logger.warning("refinement: %d of %d samples gave no finite loss or gradient", skipped, done)
+    if course.skipped:
+        logger.warning("refinement: %d of %d samples gave no finite loss or gradient", course.skipped, course.done)
     plain_settings = {key: value for key, value in asdict(settings).items() if key not in ("augment", "loss")}
     return {
         **plain_settings,
+        "learning_rate": course.rate,
         "answers": str(loss_of.reading) if settings.loss is None else "compared by a loss function",
         "augmented": settings.augment is not None,
         "loss_before": before if math.isfinite(before) else None,
         "loss_after": after if math.isfinite(after) else None,
         "kept": kept,
-        "skipped": skipped,
+        "skipped": course.skipped,
         "seconds": time.perf_counter() - start,
     }
+
+
+@dataclass
+class _Course:
+    """How training went: samples in all, those that were skipped, and the learning rate of the last attempt."""
+
+    rate: float
+    done: int = 0
+    skipped: int = 0
 
 
 def _train_(
@@ -212,17 +236,21 @@ def _train_(
     settings: Refine,
     report: Listener,
     start: float,
-) -> tuple[int, int]:
-    """Train ``parameters``; returns the number of samples, and how many of them were skipped."""
-    rate = settings.learning_rate
-    assert rate is not None
-    optimizer = torch.optim.Adam(parameters, rate)
-    done = skipped = 0
+    trials: int,
+    lowered: Callable[[], bool],
+) -> _Course:
+    """Train ``parameters``. Up to ``trials`` times, where a share of the passes has not ``lowered`` the loss, they are
+    put back and trained at a lower rate, on what is left of the passes."""
+    assert settings.learning_rate is not None
+    course = _Course(settings.learning_rate)
+    before = [parameter.detach().clone() for parameter in parameters]
+    optimizer = _adam(parameters, course.rate)
+    begun = 0
     for batch in inputs:
         x = batch if settings.augment is None else settings.augment(batch)
-        share = (done + n_samples(x) / 2) / settings.passes
+        share = (course.done - begun + n_samples(x) / 2) / (settings.passes - begun)
         for group in optimizer.param_groups:
-            group["lr"] = rate * _schedule(share)
+            group["lr"] = group["peak"] * _schedule(share)
         loss = loss_of(x)
         optimizer.zero_grad()
         loss.backward()
@@ -230,12 +258,36 @@ def _train_(
         if math.isfinite(loss.item()) and math.isfinite(gradient_norm.item()):
             optimizer.step()
         else:
-            skipped += n_samples(x)
-        done += n_samples(x)
+            course.skipped += n_samples(x)
+        course.done += n_samples(x)
         seconds = time.perf_counter() - start
-        report(RefinementProgress(done=done, total=settings.passes, loss=loss.item(), seconds=seconds))
+        report(RefinementProgress(done=course.done, total=settings.passes, loss=loss.item(), seconds=seconds))
+        if trials and course.done - begun >= _TRIAL * (settings.passes - begun):
+            if lowered():
+                trials = 0
+            else:
+                trials -= 1
+                course.rate *= _BACK_OFF
+                _put_back_(parameters, before)
+                optimizer, begun = _adam(parameters, course.rate), course.done
+                logger.info("refinement: the loss rose; once more at a learning rate of %.1e", course.rate)
     optimizer.zero_grad()
-    return done, skipped
+    return course
+
+
+def _adam(parameters: list[Tensor], rate: float) -> torch.optim.Adam:
+    """Adam with a peak rate for each parameter: ``rate``, less for weights with long rows."""
+    rows = [parameter[0].numel() if parameter.ndim > 1 else 1 for parameter in parameters]
+    peaks = [rate * min(1.0, _FULL_RATE_ROW / row) for row in rows]
+    return torch.optim.Adam(
+        [{"params": [parameter], "lr": peak, "peak": peak} for parameter, peak in zip(parameters, peaks, strict=True)]
+    )
+
+
+@torch.no_grad()
+def _put_back_(parameters: list[Tensor], values: list[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
 
 
 def blocks_around(model: nn.Module, names: list[str]) -> list[str]:

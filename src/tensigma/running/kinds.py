@@ -23,6 +23,10 @@ LikenessFunction = Callable[[Any, Any], Any]
 
 # Smaller ones count as this one: a softmax in single precision may give 0, whose logarithm is infinite.
 _LEAST_PROBABILITY = 1e-12
+# Mean probability of the likeliest class at which answers are compared, and the highest temperature that leads there. A
+# ResNet-20 on CIFAR-10 is sure of 0.99 and trains best at 4, which leaves it 0.86; a ResNet-50 on ImageNet has 0.82 as
+# it is, and 0.08 at 4.
+_CERTAINTY, _SOFTEST, _BISECTIONS = 0.8, 4.0, 20
 
 
 def are_probabilities(scores: Tensor, axis: int) -> bool:
@@ -32,6 +36,11 @@ def are_probabilities(scores: Tensor, axis: int) -> bool:
     (True, False)
     """
     return bool((scores >= 0).all()) and bool(((scores.sum(axis, dtype=torch.float64) - 1).abs() < 1e-3).all())
+
+
+def _certainty(logits: Tensor) -> float:
+    """The mean probability of the likeliest class; classes are the last axis."""
+    return logits.softmax(-1).amax(-1).mean().item()
 
 
 class Kind(ABC):
@@ -121,6 +130,29 @@ class Scores(Smooth):
         terms = torch.where((p > 0) & answered, p * (log_p - log_q), 0.0)
         # T² keeps gradients at the scale they have at T = 1.
         return terms.sum() / (terms.shape[0] * terms.shape[2]) * temperature**2
+
+    def softening(self, target: Tensor) -> float:
+        """The temperature, from 1 to 4, at which the likeliest class has a mean probability of 0.8.
+
+        At a lower one, answers of which a model is sure say nothing of other classes; at a higher one the many classes
+        that it rules out would count most.
+
+        >>> Scores().softening(torch.tensor([[20.0, 0.0]])), Scores().softening(torch.tensor([[1.0, 0.5]]))
+        (4.0, 1.0)
+        """
+        if are_probabilities(target, self.axis):
+            target = target.clamp_min(_LEAST_PROBABILITY).log()
+        rows = self.rows(target.detach().double())
+        rows = rows.movedim(1, -1)[rows.amax(1).isfinite()]  # (positions, classes)
+        low, high = 1.0, _SOFTEST
+        if not len(rows) or _certainty(rows / low) <= _CERTAINTY:
+            return low
+        if _certainty(rows / high) >= _CERTAINTY:
+            return high
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if _certainty(rows / middle) > _CERTAINTY else (low, middle)
+        return high
 
     def root(self, answer: Tensor, signs: Tensor, variance: float) -> Tensor:
         # ½ (diag p − p pᵀ) is the curvature of the divergence of probabilities, and this its root.
