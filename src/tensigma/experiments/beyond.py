@@ -22,6 +22,9 @@ Options of the config::
                                            # tensigma.planning.sensitivities finds from gradients, 0 for none
     refine = { resnet20 = 40000 }          # samples passed, by model
 
+    [options.refine_batch]                 # samples in a step of refinement, by model; 50 where it is not said
+    resnet50 = 16
+
 A model with a ``runtime`` is judged there: accuracy, agreement on the same images, and the time of one image.
 Rules have no budget: their ratio α is chosen so that the rate comes as near to the wanted one as it can from below,
 which is to their advantage.
@@ -47,7 +50,7 @@ from tensigma.experiments.kinds import Cell, Cells, facts_of
 from tensigma.experiments.rates import Planner
 from tensigma.experiments.settings import Config, Study
 from tensigma.experiments.variants import Target, Variant
-from tensigma.experiments.workshop import Workshop
+from tensigma.experiments.workshop import BATCH, Workshop
 from tensigma.report import Panel, Table
 from tensigma.running import alike
 
@@ -79,6 +82,8 @@ class Beyond:
                         continue
                     settings = base | {"rate": target.rate, **variant.settings}
                     settings |= {"passes": variant.refine.get(study.model)}
+                    if study.model in variant.refine and study.model in config.options.get("refine_batch", {}):
+                        settings["batch"] = config.options["refine_batch"][study.model]
                     settings |= {} if target.measure == "params" else {"measure": target.measure}
                     key = f"{config.title_of(study)} | {variant.name} | {target}"
                     found.append(Cell(key=key, study=index, settings=settings))
@@ -103,7 +108,9 @@ class Beyond:
             augment = _Moved(**config.options["augment"][study.model], seed=seed)
             blocks = blocks_around(model, [layer.name for layer in report.compressed])
             settings = Refine(passes=passes, augment=augment)
-            facts = refine_(small, model, data, settings, blocks=blocks, progress=workshop.report)
+            spec, batch = config.sources[study.source], cell.settings.get("batch", BATCH)
+            batches = workshop.data(study.source, spec, seed=seed, batch_size=batch)
+            facts = refine_(small, model, batches, settings, blocks=blocks, progress=workshop.report)
         if variant.reestimate_bn:
             reestimate_bn_(small, data)
         # Effects are many, and the settings of a cell name its data without the place of this machine.
@@ -225,4 +232,4 @@ class _Moved:
 
 
 def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: round(value, 4) if isinstance(value, float) else value for key, value in facts.items()}
+    return {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in facts.items()}
