@@ -251,3 +251,54 @@ def test_a_plan_keeps_what_it_computes(run, stats: Path, weights: Path, place: P
     first = run(*command, "--cache", "cache").stdout
     monkeypatch.setattr("tensigma.planning.planning_store.curve", pytest.fail)
     assert run(*command, "--cache", "cache").stdout == first
+
+
+@pytest.mark.slow
+def test_export_leaves_an_onnx_file_beside_the_archive(run, weights: Path, place: Path) -> None:
+    result = run(
+        *("compress", MODEL, "--weights", weights, "--data", DATA, "--budget", "bytes=0.2", "--method", "dense"),
+        *("--export", "--out", "small"),
+    )
+    assert "exported to small/model.onnx" in result.stderr
+    assert files(place / "small") == OUTPUT | {"model.onnx"}
+    small = ts.load("small", load_model(MODEL)).eval()
+    x = next(iter(ts.zoo.load_data(DATA)))[0]
+    # The last size has been seen by no trace.
+    for size in (1, 7):
+        expected = small(x[:size]).detach()
+        answers = ts.deployment.OnnxModel(place / "small" / "model.onnx")(x[:size])
+        torch.testing.assert_close(answers, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+    # Weights of few bits are integers there too.
+    assert (place / "small" / "model.onnx").stat().st_size < 0.6 * weights.stat().st_size
+    notes = json.loads(Path("small/report.json").read_text())["notes"]
+    # The copy counts for nothing.
+    assert notes["file_bytes"]["after"] == Path("small/model.safetensors").stat().st_size
+    assert notes["evaluation"]["samples"] == 96
+    run("evaluate", MODEL, "--weights", weights, "--compressed", "small", "--data", DATA)
+
+
+def test_export_without_images_tries_the_file_on_inputs_of_the_usual_shape(run, weights: Path, place: Path) -> None:
+    command = ("compress", MODEL, "--weights", weights, "--norm", "frobenius", "--ranks", "vbmf=0.5")
+    run(*command, "--export", "--out", "small")
+    assert files(place / "small") == OUTPUT | {"model.onnx"}
+    Path("mine.py").write_text("from tensigma.zoo import load_model\ndef net(): return load_model('zoo:digits-cnn')\n")
+    result = run("compress", "mine.py:net", *command[4:], "--export", "--out", "other", code=2)
+    assert "--data or --eval-data" in " ".join(result.output.split())
+    assert not Path("other").exists()
+
+
+def test_a_model_that_cannot_be_exported_is_kept_and_evaluated(
+    run, weights: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ts.errors.ExportError("no such operator")
+
+    monkeypatch.setattr(ts, "export", fail)
+    result = run(
+        *("compress", MODEL, "--weights", weights, "--norm", "frobenius", "--ranks", "vbmf=0.5"),
+        *("--eval-data", DATA, "--export", "--out", "small"),
+        code=3,
+    )
+    assert "the compressed model is in small, but it could not be exported: no such operator" in result.output
+    assert files(place / "small") == OUTPUT
+    assert json.loads(Path("small/report.json").read_text())["notes"]["evaluation"]["samples"] == 96

@@ -19,11 +19,10 @@ from tensigma.cli.parsing import in_options
 from tensigma.cli.screen import Screen
 from tensigma.errors import TensigmaError
 
-#: The exit code if the model was compressed and written, but could not be evaluated.
-NOT_EVALUATED = 3
-EXIT_CODES = (
-    f"Exit codes: 0 done; 1 failed; 2 wrong usage; {NOT_EVALUATED} compressed, but not evaluated; 130 interrupted."
-)
+#: The exit code if the model was compressed and written, but could not be evaluated or exported.
+INCOMPLETE = 3
+_INCOMPLETE = f"{INCOMPLETE} compressed, but not evaluated or exported"
+EXIT_CODES = f"Exit codes: 0 done; 1 failed; 2 wrong usage; {_INCOMPLETE}; 130 interrupted."
 _PANEL = "Output and resources"
 _Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else.", rich_help_panel=_PANEL)

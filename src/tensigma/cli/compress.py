@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import typer
 
 import tensigma as ts
-from tensigma.cli.command import NOT_EVALUATED, command, command_line, message_of
+from tensigma.cli.command import INCOMPLETE, command, command_line, message_of
+from tensigma.cli.inspect import usual_input
+from tensigma.cli.judging import judged, runtime_of, speed_of
 from tensigma.cli.loading import Network, data_of, is_untrained, model_of, name_of
 from tensigma.cli.options import (
     AnswersOption,
@@ -35,7 +37,7 @@ from tensigma.cli.options import (
     Weights,
     Workers,
 )
-from tensigma.cli.outputs import MODEL, claim_folder, is_output, to_json, write_text
+from tensigma.cli.outputs import GRAPH, MODEL, claim_folder, is_output, to_json, write_text
 from tensigma.cli.plan import plan_facts
 from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
@@ -50,7 +52,7 @@ from tensigma.cli.sources import (
     with_bits,
 )
 from tensigma.cli.tables import plan_table, report_table, summary_table
-from tensigma.errors import InputError, MissingExtra
+from tensigma.errors import MissingExtra
 from tensigma.files import seal, whole_folder
 
 _HOW = "How to fit"
@@ -68,6 +70,14 @@ EvalData = Annotated[
 ]
 Evaluate = Annotated[bool, typer.Option("--evaluate/--no-evaluate", help="Compare the result with the original.")]
 WithLatency = Annotated[bool, typer.Option("--latency", help="Also measure latency, on one thread.")]
+Export = Annotated[
+    bool,
+    typer.Option(
+        "--export",
+        help="Also write DIR/model.onnx, for other runtimes, with weights of few bits as integers. 'tensigma export' "
+        "does so later, and has more to choose.",
+    ),
+]
 Sequential = Annotated[
     bool | None,
     typer.Option(
@@ -133,6 +143,7 @@ def compress(
     reestimate_bn: ReestimateBN = False,
     evaluate: Evaluate = True,
     latency: WithLatency = False,
+    export: Export = False,
     cache: CacheFolder = None,
     resume: Resume = False,
     device: Device = None,
@@ -162,6 +173,9 @@ def compress(
           --eval-data imagefolder:val --budget drop=0.01 --out small/
       tensigma compress model.onnx --data imagefolder:photos \\
           --budget macs=0.5 --out small/
+      tensigma compress torchvision:resnet18 --weights r18.pth \\
+          --data imagefolder:photos --budget bytes=0.125 \\
+          --export --out small/
 
     With --data, layers are fitted one after another, each correcting the errors
     of those before it. For high rates, --refine adds training without labels:
@@ -193,6 +207,7 @@ def compress(
     network = model_of(screen, model, weights, device, seed)
     images, held_out = data_of(data, batch_size, workers), data_of(holdout, batch_size, workers)
     judges = (data_of(eval_data, batch_size, workers) or images) if evaluate else None
+    exporting = Exporting.of(network, model, judges or images) if export else None
     fitting = Fitting(sequential, refine, reestimate_bn, cache, memory, check=not force, answers=answers)
     fitting.check_images(images)
     if refine is not None:
@@ -206,7 +221,7 @@ def compress(
         small, report = fitting.carry_out(screen, network, planned)
     if not screen.speaks:
         return
-    runtime = _runtime(screen, network, small, report)
+    runtime = runtime_of(screen, network, small, report)
     noted = report.with_notes(
         command=command_line(),
         model=model,
@@ -220,19 +235,18 @@ def compress(
     result = Result(small, planned.plan.with_notes(**runtime), noted, None)
     # Before it is evaluated, which may fail: what took an hour to make is not lost.
     result = result.written(out, network, force=force)
+    exported = exporting is None or exporting.write(screen, small, out)
     if evaluate and judges is None:
         screen.note("not evaluated; to evaluate, name images with --data or --eval-data")
     most = max_samples if judges is images else None
     try:
-        evaluation = _evaluated(
-            screen, small, network, judges, planned, latency=latency, max_samples=most, answers=answers
-        )
+        evaluation = judged(screen, small, network, judges, planned, latency=latency, max_samples=most, answers=answers)
         timed_on = judges if planned.fit_data is None else planned.fit_data
-        speed = None if latency else _speed(screen, network, small, timed_on)
+        speed = None if latency else speed_of(screen, network, small, timed_on)
     except Exception as error:
         result.write_report(out, page=page)
         screen.error(f"the compressed model is in {out}, but it could not be evaluated: {message_of(screen, error)}")
-        raise typer.Exit(NOT_EVALUATED) from None
+        raise typer.Exit(INCOMPLETE) from None
     except KeyboardInterrupt:
         screen.note(f"the compressed model is in {out}, but it was not evaluated")
         raise
@@ -243,6 +257,8 @@ def compress(
         result = replace(result, report=result.report.with_notes(speed=speed))
     result.write_report(out, page=page)
     result.show(screen, out)
+    if not exported:
+        raise typer.Exit(INCOMPLETE)
 
 
 def _can_render(screen: Screen) -> bool:
@@ -253,6 +269,42 @@ def _can_render(screen: Screen) -> bool:
         screen.warn(f"report.html is not written: {error}")
         return False
     return True
+
+
+@dataclass(frozen=True)
+class Exporting:
+    """A copy of the result as an ONNX file."""
+
+    #: Inputs that it is traced and checked with.
+    example: Any
+
+    @classmethod
+    def of(cls, network: Network, name: str, images: Any) -> Exporting | None:
+        """None for a network that is written as an ONNX file anyway; refuses what could not be exported later."""
+        if isinstance(network, ts.graphs.OnnxNetwork):
+            return None
+        ts.deployment.check_exporter()
+        if images is not None:
+            return cls(next(iter(ts.running.Batches(images, max_samples=2))).inputs)
+        sizes = usual_input(name)
+        if sizes is None:
+            raise typer.BadParameter("--export needs an image to try the file on; name some with --data or --eval-data")
+        import torch
+
+        return cls(torch.randn(2, *sizes, generator=torch.Generator().manual_seed(0)))
+
+    def write(self, screen: Screen, small: Network, out: Path) -> bool:
+        """Whether it went well: the compressed model stays in any case."""
+        try:
+            exported = ts.export(small, out / GRAPH, self.example)
+        except Exception as error:
+            screen.error(f"the compressed model is in {out}, but it could not be exported: {message_of(screen, error)}")
+            return False
+        size = ts.report.short(exported.bytes, "B")
+        screen.note(
+            f"exported to {exported.path}, {size}, compared on batches of {', '.join(map(str, exported.batches))}"
+        )
+        return True
 
 
 @dataclass(frozen=True)
@@ -301,66 +353,6 @@ class Fitting:
                 cache=self.cache,
                 memory=self.memory,
             )
-
-
-def _evaluated(
-    screen: Screen,
-    small: Network,
-    original: Network,
-    images: Any,
-    planned: Planned,
-    *,
-    latency: bool,
-    max_samples: int | None,
-    answers: Any,
-) -> ts.Evaluation | None:
-    """The result beside the original; with a certificate if none of ``images`` had a part in making it."""
-    if images is None:
-        return None
-    screen.note(f"evaluating on {name_of(images)}")
-    fresh = not any(ts.zoo.may_share(name_of(images), name) for name in planned.data_names)
-    try:
-        with screen.progress("evaluating") as progress:
-            return ts.evaluate(
-                small,
-                images,
-                original=original,
-                latency=latency,
-                max_samples=max_samples,
-                answers=answers,
-                confidence=0.95 if fresh else None,
-                progress=progress,
-            )
-    except InputError as error:
-        # Most files hold classifiers, but what the others answer is not known beforehand.
-        if not isinstance(original, ts.graphs.OnnxNetwork):
-            raise
-        screen.warn(f"not evaluated: {error}")
-        return None
-
-
-def _speed(screen: Screen, original: Network, small: Network, images: Any) -> dict[str, Any] | None:
-    """Times of both on the first images, in about a second; with a warning if fewer weights take longer."""
-    if images is None or isinstance(original, ts.graphs.OnnxNetwork):
-        return None
-    first = next(iter(ts.running.Batches(images, max_samples=16)))
-    note = ts.evaluation.speed_note(original, small, first.inputs)
-    if note is not None and ts.evaluation.is_slower(note):
-        screen.warn(
-            f"the compressed model is slower than the original: {ts.evaluation.speed_in_words(note)}; --budget "
-            "latency=0.8 counts the time of this machine, and ONNX Runtime makes more of small layers"
-        )
-    return note
-
-
-def _runtime(screen: Screen, original: Network, small: Network, report: ts.Report) -> dict[str, Any]:
-    """What an ONNX file gains in time, as a note; nothing for other models."""
-    macs = report.before.macs, report.after.macs
-    if not isinstance(original, ts.graphs.OnnxNetwork) or macs[0] is None or macs[1] is None or small.example() is None:
-        return {}
-    note = ts.evaluation.runtime_note(original, small, (macs[0], macs[1]))
-    screen.note(ts.evaluation.runtime_in_words(note))
-    return {"runtime": note}
 
 
 @dataclass(frozen=True)

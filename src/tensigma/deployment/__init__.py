@@ -2,7 +2,7 @@
 
 from tensigma.deployment.archive import load, plain_bytes, save, stored_bytes
 from tensigma.deployment.equalisation import equalise
-from tensigma.deployment.exporting import Exported, export, read_exported
+from tensigma.deployment.exporting import Exported, check_exporter, export, read_exported
 from tensigma.deployment.measuring import measure_together
 from tensigma.deployment.quantization import Quantized, quantize
 from tensigma.graphs import OnnxModel
@@ -11,6 +11,7 @@ __all__ = [
     "Exported",
     "OnnxModel",
     "Quantized",
+    "check_exporter",
     "equalise",
     "export",
     "load",

@@ -208,7 +208,10 @@ def stored_bytes(folder: str | os.PathLike[str]) -> int:
     ...     stored_bytes(f"{place}/small") == plain_bytes(model)
     True
     """
-    files = [Path(folder) / name for name in (WEIGHTS, GRAPH, f"{GRAPH}.data")]
+    place = Path(folder)
+    # Beside a manifest, an ONNX file is a copy for other runtimes.
+    names = (WEIGHTS,) if (place / MANIFEST).is_file() else (GRAPH, f"{GRAPH}.data")
+    files = [place / name for name in names]
     return sum(file.stat().st_size for file in files if file.is_file())
 
 

@@ -254,6 +254,11 @@ def _check_onnx(model: nn.Module, *, runtime: bool) -> None:
     if _precision(model) not in (torch.float32, torch.float16):
         name = str(_precision(model)).removeprefix("torch.")
         raise InputError(f"the model is in {name}, which ONNX Runtime does not run on CPUs; convert it with .float()")
+    check_exporter(runtime=runtime)
+
+
+def check_exporter(*, runtime: bool = True) -> None:
+    """Raise :class:`~tensigma.errors.MissingExtra` if a package is missing that writes ONNX files, or runs them."""
     for name in ("onnx", "onnxscript", *(["onnxruntime"] if runtime else [])):
         onnx_module(name)
 
