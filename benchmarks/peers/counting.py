@@ -16,7 +16,9 @@ _UNKNOWN = ("ConvTranspose", "Einsum", "LSTM", "GRU", "RNN", "Attention", "Fused
 
 def macs_of(file: Path) -> int:
     """Multiply-adds of all convolutions and matrix products, additions of a bias left out."""
-    model = onnx.shape_inference.infer_shapes(onnx.load(file), data_prop=True)
+    model = onnx.load(file)
+    of_one_image_(model.graph)
+    model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     shapes = shapes_of(model.graph)
     total = 0
     for node in model.graph.node:
@@ -25,10 +27,26 @@ def macs_of(file: Path) -> int:
         if node.op_type in _CONVOLUTIONS:
             # QLinearConv has scale and zero point of its input before its weight.
             weight = shapes[node.input[3 if node.op_type == "QLinearConv" else 1]]
-            total += math.prod(shapes[node.output[0]]) * math.prod(weight[1:])
+            total += positive(file, node, math.prod(shapes[node.output[0]]) * math.prod(weight[1:]))
         elif node.op_type in _PRODUCTS:
-            total += math.prod(shapes[node.output[0]]) * inner_size(node, shapes)
+            total += positive(file, node, math.prod(shapes[node.output[0]]) * inner_size(node, shapes))
     return total
+
+
+def of_one_image_(graph: Any) -> None:
+    """A batch of any size becomes one of 1, and sizes that follow from it are forgotten."""
+    del graph.value_info[:]
+    for value in (*graph.input, *graph.output):
+        first = value.type.tensor_type.shape.dim[0]
+        if first.dim_param:
+            first.dim_value = 1
+
+
+def positive(file: Path, node: Any, count: int) -> int:
+    """A size that is not known is written as 0."""
+    if count <= 0:
+        raise ValueError(f"{file}: the size of {node.output[0]} is not known")
+    return count
 
 
 def inner_size(node: Any, shapes: dict[str, tuple[int, ...]]) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from peers import __main__ as command
@@ -34,6 +35,7 @@ from peers.worker import Assignment, do
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import tensigma as ts
 from tensigma.experiments import pack_hits
 
 
@@ -256,6 +258,24 @@ def test_multiply_adds_and_answers_are_those_of_the_model(net: nn.Module, materi
     same = float((other(images).argmax(1) == classes).float().mean())
     assert found["agreement"] == pytest.approx(100 * same, abs=1e-3)
     assert found["macs"] == figures["macs"]
+
+
+@pytest.mark.slow
+def test_multiply_adds_of_a_file_for_any_batch_are_those_of_one_image(
+    net: nn.Module, material: Path, tmp_path: Path
+) -> None:
+    images = torch.from_numpy(np.load(material / "test.npy"))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net(images[:1])
+    ts.export(net, tmp_path / "any.onnx", images[:3])
+    ts.quantize(net, tmp_path / "int8.onnx", [images[:8]], latency=False)
+    for name in ("any.onnx", "int8.onnx"):
+        assert macs_of(tmp_path / name) == counter.get_total_flops() // 2
+    graph = onnx.load(tmp_path / "any.onnx")
+    graph.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "height"
+    onnx.save(graph, tmp_path / "unknown.onnx")
+    with pytest.raises(ValueError, match="is not known"):
+        macs_of(tmp_path / "unknown.onnx")
 
 
 FAKE = Peer(name="tensigma", title="Fake", tool="fake", method="fake", environment=None)
