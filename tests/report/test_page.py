@@ -107,6 +107,29 @@ def test_says_what_was_done(report: Report, evaluation: Evaluation):
     assert len([tag for tag, _ in page.found if tag == "tr"]) == 1 + 3 + 1
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        pytest.param((100, 600, 400), (50, 400, 200), "2.00× fewer parameters, 1.50× fewer multiply-adds.", id="params"),
+        pytest.param((100, 600, 400), (80, 300, 320), "2.00× fewer multiply-adds, 1.25× fewer parameters.", id="macs"),
+        pytest.param(
+            (100, 600, 400),
+            (100, 600, 50),
+            "8.00× fewer bytes, 1.00× fewer parameters, 1.00× fewer multiply-adds.",
+            id="bits",
+        ),
+        pytest.param((100, 600, 400), (50, 900, 200), "2.00× fewer parameters, 1.50× more multiply-adds.", id="dearer"),
+        pytest.param((100, None, 400), (40, None, 160), "2.50× fewer parameters.", id="no multiply-adds"),
+    ],
+)
+def test_the_first_line_names_the_largest_saving_and_what_became_more(
+    report: Report, before: tuple[int, int | None, int], after: tuple[int, int | None, int], words: str
+) -> None:
+    sizes = [Size(params=params, macs=macs, bytes=count) for params, macs, count in (before, after)]
+    page = Elements(render_report(replace(report, before=sizes[0], after=sizes[1])))
+    assert words in " ".join(page.text.split())
+
+
 def test_needs_no_network_and_no_other_file(report: Report, evaluation: Evaluation):
     text = render_report(report, evaluation=evaluation, comparison=[run("a", 2, 0.9), run("a", 3, 0.8)])
     assert not re.search(r"https?:|@import|url\(", text)

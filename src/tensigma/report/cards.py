@@ -28,6 +28,9 @@ _BY_ORIGINAL = {
 }
 
 
+_MORE_BYTES = 1.05
+
+
 @dataclass(frozen=True, kw_only=True)
 class Card:
     """One headline number, before and after."""
@@ -38,6 +41,25 @@ class Card:
     change: str
     #: The share that remains, for a small bar; None if it has no meaning.
     share: float | None = None
+
+
+def savings(report: Report) -> list[tuple[float, str]]:
+    """How many times fewer, or more, the model has of what: the largest saving first.
+
+    Bytes are among them where they say more than parameters, because weights have fewer bits.
+    """
+    before, after = report.before, report.after
+    counts = [
+        ("parameters", before.params, after.params),
+        ("multiply-adds", before.macs, after.macs),
+        ("bytes", before.bytes, after.bytes),
+    ]
+    ratios = {words: old / new for words, old, new in counts if old and new}
+    if ratios.get("bytes", 0.0) <= _MORE_BYTES * ratios.get("parameters", 1.0):
+        ratios.pop("bytes", None)
+    less = sorted(((ratio, words) for words, ratio in ratios.items() if ratio >= 1), key=lambda each: -each[0])
+    more = [(1 / ratio, words) for words, ratio in ratios.items() if ratio < 1]
+    return [(ratio, f"fewer {words}") for ratio, words in less] + [(ratio, f"more {words}") for ratio, words in more]
 
 
 def headline(report: Report, evaluation: Evaluation | None) -> list[Card]:

@@ -11,7 +11,7 @@ from tensigma.compression import Report
 from tensigma.evaluation import Evaluation
 from tensigma.files import whole_file
 from tensigma.report import numbers, pictures
-from tensigma.report.cards import facts, headline
+from tensigma.report.cards import facts, headline, savings
 from tensigma.report.charts import line_chart
 from tensigma.report.comparison import Run
 from tensigma.report.explorer import NO_FRONT, explorer
@@ -71,6 +71,7 @@ def render_report(
             report=report,
             evaluation=evaluation,
             cards=headline(report, evaluation),
+            savings=savings(report),
             explorer=explorer(report),
             no_front=NO_FRONT,
             methods=sorted({layer.method for layer in report.layers}),
