@@ -110,7 +110,7 @@ def test_says_what_was_done(report: Report, evaluation: Evaluation):
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        pytest.param((100, 600, 400), (50, 400, 200), "2.00× fewer parameters, 1.50× fewer multiply-adds.", id="params"),
+        pytest.param((100, 600, 400), (50, 400, 200), "2.00× fewer parameters, 1.50× fewer multiply-adds.", id="half"),
         pytest.param((100, 600, 400), (80, 300, 320), "2.00× fewer multiply-adds, 1.25× fewer parameters.", id="macs"),
         pytest.param(
             (100, 600, 400),
