@@ -126,8 +126,11 @@ def test_the_first_line_names_the_largest_saving_and_what_became_more(
     report: Report, before: tuple[int, int | None, int], after: tuple[int, int | None, int], words: str
 ) -> None:
     sizes = [Size(params=params, macs=macs, bytes=count) for params, macs, count in (before, after)]
-    page = Elements(render_report(replace(report, before=sizes[0], after=sizes[1])))
-    assert words in " ".join(page.text.split())
+    sized = replace(report, before=sizes[0], after=sizes[1])
+    assert words in " ".join(Elements(render_report(sized)).text.split())
+    for seconds, expected in ((0.025, f"{words[:-1]}, 2.50× slower in PyTorch."), (0.009, words)):
+        timed = sized.with_notes(speed={"batch": 16, "before": 0.01, "after": seconds})
+        assert expected in " ".join(Elements(render_report(timed)).text.split())
 
 
 def test_needs_no_network_and_no_other_file(report: Report, evaluation: Evaluation):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensigma.compression import Report
-from tensigma.evaluation import Certificate, Evaluation, runtime_in_words, speedup_of
+from tensigma.evaluation import Certificate, Evaluation, is_slower, runtime_in_words, speedup_of
 from tensigma.finetuning import FineTuning
 from tensigma.planning import weighing_in_words
 from tensigma.report import numbers
@@ -44,7 +44,7 @@ class Card:
 
 
 def savings(report: Report) -> list[tuple[float, str]]:
-    """How many times fewer, or more, the model has of what: the largest saving first.
+    """How many times fewer, or more, the model has of what, the largest saving first, and whether it is slower.
 
     Bytes are among them where they say more than parameters, because weights have fewer bits.
     """
@@ -59,7 +59,12 @@ def savings(report: Report) -> list[tuple[float, str]]:
         ratios.pop("bytes", None)
     less = sorted(((ratio, words) for words, ratio in ratios.items() if ratio >= 1), key=lambda each: -each[0])
     more = [(1 / ratio, words) for words, ratio in ratios.items() if ratio < 1]
-    return [(ratio, f"fewer {words}") for ratio, words in less] + [(ratio, f"more {words}") for ratio, words in more]
+    speed = report.notes.get("speed")
+    slower = [(1 / speedup_of(speed), "slower in PyTorch")] if speed is not None and is_slower(speed) else []
+    fewer, dearer = (
+        [(ratio, f"{how} {words}") for ratio, words in part] for how, part in (("fewer", less), ("more", more))
+    )
+    return [*fewer, *dearer, *slower]
 
 
 def headline(report: Report, evaluation: Evaluation | None) -> list[Card]:
