@@ -12,7 +12,7 @@ from tensigma.experiments.reproduction import kind_of
 
 ROOT = Path(__file__).parents[2]
 #: Experiments of which some cells have not been computed yet, and what these are called.
-UNFINISHED = {"beyond": "ResNet-50*", "t2sigma-pardata": "ResNet-50*", "cpsigma-pardata": "ResNet-50*"}
+UNFINISHED = {"beyond": "ResNet-50*"}
 
 
 @pytest.mark.slow
