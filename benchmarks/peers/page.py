@@ -31,7 +31,8 @@ and all judged from files by one program. `make bench-peers` runs what has no re
 
 - **closed**: nothing but unlabelled images: 2,000 of CIFAR, 1,000 of ImageNet, 256 of it for the ResNet-50.
   **label-free**: the same, then one epoch of Adam towards the original's answers. **labels**: the same with labels
-  instead. All take the same steps.
+  instead. All take the same steps at the same rate, which lead a model away that is near the original already: see how
+  it stands in the first track.
 - **rate**: parameters before ÷ after. Tensigma keeps the budget or falls below it; a tool whose setting cannot meet the
   rate is given the nearest setting with *more* parameters, which is to its advantage. AIMET alone shares out a target
   by itself, which is set to the rate and met roughly.
