@@ -10,7 +10,7 @@ import typer
 
 import tensigma as ts
 from tensigma.cli.command import INCOMPLETE, command, command_line, message_of
-from tensigma.cli.inspect import usual_input
+from tensigma.cli.exporting import Exporting
 from tensigma.cli.judging import judged, runtime_of, speed_of
 from tensigma.cli.loading import Network, data_of, is_untrained, model_of, name_of
 from tensigma.cli.options import (
@@ -37,7 +37,7 @@ from tensigma.cli.options import (
     Weights,
     Workers,
 )
-from tensigma.cli.outputs import GRAPH, MODEL, claim_folder, is_output, to_json, write_text
+from tensigma.cli.outputs import MODEL, claim_folder, is_output, to_json, write_text
 from tensigma.cli.plan import plan_facts
 from tensigma.cli.progress import duration
 from tensigma.cli.screen import Screen
@@ -269,42 +269,6 @@ def _can_render(screen: Screen) -> bool:
         screen.warn(f"report.html is not written: {error}")
         return False
     return True
-
-
-@dataclass(frozen=True)
-class Exporting:
-    """A copy of the result as an ONNX file."""
-
-    #: Inputs that it is traced and checked with.
-    example: Any
-
-    @classmethod
-    def of(cls, network: Network, name: str, images: Any) -> Exporting | None:
-        """None for a network that is written as an ONNX file anyway; refuses what could not be exported later."""
-        if isinstance(network, ts.graphs.OnnxNetwork):
-            return None
-        ts.deployment.check_exporter()
-        if images is not None:
-            return cls(next(iter(ts.running.Batches(images, max_samples=2))).inputs)
-        sizes = usual_input(name)
-        if sizes is None:
-            raise typer.BadParameter("--export needs an image to try the file on; name some with --data or --eval-data")
-        import torch
-
-        return cls(torch.randn(2, *sizes, generator=torch.Generator().manual_seed(0)))
-
-    def write(self, screen: Screen, small: Network, out: Path) -> bool:
-        """Whether it went well: the compressed model stays in any case."""
-        try:
-            exported = ts.export(small, out / GRAPH, self.example)
-        except Exception as error:
-            screen.error(f"the compressed model is in {out}, but it could not be exported: {message_of(screen, error)}")
-            return False
-        size = ts.report.short(exported.bytes, "B")
-        screen.note(
-            f"exported to {exported.path}, {size}, compared on batches of {', '.join(map(str, exported.batches))}"
-        )
-        return True
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,6 @@ class Subject:
 
     def example(self, shape: tuple[int, ...] | None, batch: int = 1) -> Any:
         """Random inputs of ``shape``, or of the usual shape for this model."""
-        import torch
-
         if shape is None and isinstance(self.network, ts.graphs.OnnxNetwork):
             inputs = self.network.example()
             if inputs is not None:
@@ -80,7 +78,14 @@ class Subject:
         sizes = shape or usual_input(self.name)
         if sizes is None:
             raise InputError(f"the input shape of {self.name} is not known; give --input, such as --input 3x224x224")
-        return torch.randn(batch, *sizes, generator=torch.Generator().manual_seed(0))
+        return random_inputs(sizes, batch)
+
+
+def random_inputs(sizes: tuple[int, ...], batch: int) -> Any:
+    """The same numbers every time."""
+    import torch
+
+    return torch.randn(batch, *sizes, generator=torch.Generator().manual_seed(0))
 
 
 def subject_of(screen: Screen, name: str, original: str | None, weights: Path | None) -> Subject:
