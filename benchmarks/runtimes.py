@@ -1,4 +1,4 @@
-"""Whether fewer multiply-adds become less time: one model dense, compressed and in INT8, in four runtimes.
+"""Whether fewer multiply-adds become less time: one model dense, compressed, and both in INT8, in four runtimes.
 
     python benchmarks/runtimes.py [--models squeezenet resnet50] [--only openvino] [--again]
 
@@ -36,13 +36,18 @@ VERSIONS = {
     "executorch": "ExecuTorch 1.5.1, XNNPACK",
     "tract": "tract 0.23.9",
 }
-KINDS = {"dense": "original", "compressed": "compressed to half its MACs", "int8": "original in INT8"}
+KINDS = {
+    "dense": "original",
+    "compressed": "compressed to half its MACs",
+    "int8": "original in INT8",
+    "compressed-int8": "compressed, then INT8",
+}
 MODELS = ("squeezenet", "resnet50")
 _BUDGET, _IMAGES, _SAMPLES = 0.5, 8, 500
 
 
 def prepare(subject: Subject, data: Path, folder: Path) -> dict[str, Path]:
-    """The three files of a network, made once."""
+    """The four files of a network, made once."""
     place = folder / subject.name
     place.mkdir(parents=True, exist_ok=True)
     files = {kind: place / f"{kind}.onnx" for kind in KINDS}
@@ -52,8 +57,10 @@ def prepare(subject: Subject, data: Path, folder: Path) -> dict[str, Path]:
     model = subject.load(data)
     if not files["dense"].exists():
         export(model, files["dense"], images[:1])
-    if not files["compressed"].exists():
-        export(ts.compress(model, batches, budget=ts.Macs(_BUDGET))[0], files["compressed"], images[:1])
+    if not files["compressed"].exists() or not files["compressed-int8"].exists():
+        small = ts.compress(model, batches, budget=ts.Macs(_BUDGET))[0]
+        export(small, files["compressed"], images[:1])
+        ts.quantize(small, files["compressed-int8"], batches, latency=False)
     if not files["int8"].exists():
         ts.quantize(model, files["int8"], batches, latency=False)
     return files

@@ -8,6 +8,9 @@ from peers.catalogue import OURS, PEERS
 from peers.records import Record, Records, failed
 from tensigma.experiments import advantage
 
+# A model with fewer parameters than this share of ours was not made for the same rate.
+_MUCH_SMALLER = 0.9
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -26,10 +29,12 @@ class Difference:
 
 
 def ours_beside(record: Record, records: Records) -> Difference | None:
-    """None where one of the two has not run, has failed, or is ours itself."""
+    """None where one of the two has not run, has failed, is much smaller than ours, or is ours itself."""
     quantized = record["peer"] in PEERS and PEERS[record["peer"]].quantizes
     name = "tensigma-int8" if quantized else OURS
     ours = records.find(name, record["model"], record["rate"], record["track"])
     if ours is None or record["peer"] == name or failed(ours) or failed(record):
+        return None
+    if record["params"] < _MUCH_SMALLER * ours["params"]:
         return None
     return Difference(*advantage(ours["hits"], record["hits"]))

@@ -29,7 +29,6 @@ class Job:
     #: Folder for what comes out.
     out: str
     batch: int
-    learning_rate: float
     seed: int = 0
 
     def write(self, file: Path) -> None:

@@ -84,7 +84,6 @@ class Bench:
                 material=str(material),
                 out=out,
                 batch=subject.batch,
-                learning_rate=subject.learning_rate,
             )
             failure = self._do(peer, job)
             for track in missing:

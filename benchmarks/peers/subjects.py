@@ -25,7 +25,6 @@ class Subject:
     training: str
     test: str
     batch: int
-    learning_rate: float = 1e-3
 
     def load(self, data: Path) -> nn.Module:
         return load_model(self.network, data / self.weights)
@@ -59,29 +58,30 @@ def _cifar(name: str, title: str, network: str, folder: str, *, training: int) -
         calibration=f"{kind}:DIR/{kind}?samples=2000",
         training=f"{kind}:DIR/{kind}?samples={training}",
         test=f"{kind}:DIR/{kind}?split=test&shuffle=false",
-        batch=64,
+        batch=32,
     )
 
 
-def _imagenet(name: str, title: str, network: str, file: str, *, calibration: str = "") -> Subject:
+def _imagenet(
+    name: str, title: str, network: str, file: str, *, batch: int, training: int, calibration: int = 1000
+) -> Subject:
     return Subject(
         name=name,
         title=title,
         network=network,
         weights=f"imagenet/{file}.safetensors",
-        calibration=f"imagefolder:DIR/imagenet/calib{calibration}",
-        training="imagefolder:DIR/imagenet/calib",
+        calibration=f"imagefolder:DIR/imagenet/calib?samples={calibration}",
+        training=f"imagefolder:DIR/imagenet/calib?samples={training}",
         test="imagefolder:DIR/imagenet/val?shuffle=false",
-        batch=32,
-        learning_rate=1e-4,
+        batch=batch,
     )
 
 
 SUBJECTS = {
     subject.name: subject
     for subject in (
-        _cifar("resnet20", "ResNet-20, CIFAR-10", "zoo:resnet20-cifar", "cifar10/resnet20", training=8000),
-        _cifar("resnet56", "ResNet-56, CIFAR-10", "zoo:resnet56-cifar", "cifar10/resnet56", training=8000),
+        _cifar("resnet20", "ResNet-20, CIFAR-10", "zoo:resnet20-cifar", "cifar10/resnet20", training=4000),
+        _cifar("resnet56", "ResNet-56, CIFAR-10", "zoo:resnet56-cifar", "cifar10/resnet56", training=4000),
         _cifar(
             "resnet20-c100",
             "ResNet-20, CIFAR-100",
@@ -89,8 +89,18 @@ SUBJECTS = {
             "cifar100/resnet20",
             training=3000,
         ),
-        _imagenet("squeezenet", "SqueezeNet 1.1, ImageNet", "zoo:squeezenet1_1", "squeezenet1_1"),
+        _imagenet(
+            "squeezenet", "SqueezeNet 1.1, ImageNet", "zoo:squeezenet1_1", "squeezenet1_1", batch=16, training=500
+        ),
         # Few images, for with 1,000 some tools take hours.
-        _imagenet("resnet50", "ResNet-50, ImageNet", "zoo:resnet50-v1", "resnet50", calibration="?samples=256"),
+        _imagenet(
+            "resnet50",
+            "ResNet-50, ImageNet",
+            "zoo:resnet50-v1",
+            "resnet50",
+            batch=16,
+            training=256,
+            calibration=256,
+        ),
     )
 }

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from peers.job import Job
 from peers.statistics import with_better_statistics
-from peers.training import train_
+from peers.training import trained
 from tensigma.zoo import load_model
 
 
@@ -68,9 +68,11 @@ def do(job: Job, compress: Compress) -> None:
     notes: dict[str, Any] = {}
     start = time.perf_counter(), time.process_time()
     small = compress(Assignment(job=job, model=copy.deepcopy(original), images=images, notes=notes))
+    # What an earlier process of the same tool has done for this one.
+    before = notes.pop("seconds_before", 0.0)
     facts = {
-        "seconds": round(time.perf_counter() - start[0], 2),
-        "cpu_seconds": round(time.process_time() - start[1], 2),
+        "seconds": round(time.perf_counter() - start[0] + before, 2),
+        "cpu_seconds": round(time.process_time() - start[1] + before, 2),
         "peak_bytes": peak_bytes(),
         "notes": notes,
     }
@@ -82,20 +84,18 @@ def do(job: Job, compress: Compress) -> None:
             if track == "closed":
                 keep(job, track, small, facts)
             continue
-        trained, steps = small, 0
+        result, training = small, {"training_steps": 0}
         if track != "closed":
-            trained, steps = trained_copy(job, small, original, labels=track == "labels")
-        keep(job, track, trained.eval(), {**facts, "training_steps": steps})
+            result, training = after_training(job, small, original, labels=track == "labels")
+        keep(job, track, result.eval(), {**facts, **training})
 
 
-def trained_copy(job: Job, small: nn.Module, original: nn.Module, *, labels: bool) -> tuple[nn.Module, int]:
-    trained = copy.deepcopy(small)
-    for parameter in trained.parameters():
-        parameter.requires_grad_(True)
+def after_training(
+    job: Job, small: nn.Module, original: nn.Module, *, labels: bool
+) -> tuple[nn.Module, dict[str, Any]]:
     images = torch.from_numpy(np.load(Path(job.material) / "training.npy"))
     classes = torch.from_numpy(np.load(Path(job.material) / "training-labels.npy")) if labels else None
-    steps = train_(trained, original, images, classes, batch=job.batch, learning_rate=job.learning_rate, seed=job.seed)
-    return trained, steps
+    return trained(small, original, images, classes, batch=job.batch, seed=job.seed)
 
 
 def keep(job: Job, track: str, small: nn.Module | Path, facts: dict[str, Any]) -> None:

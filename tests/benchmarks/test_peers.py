@@ -30,7 +30,7 @@ from peers.run import Bench
 from peers.search import n_params, nearest_above
 from peers.statistics import with_better_statistics
 from peers.subjects import SUBJECTS, Subject
-from peers.training import train_
+from peers.training import SETTINGS, mean_loss, train_, trained
 from peers.worker import Assignment, do
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -77,7 +77,6 @@ def job_in(material: Path, out: Path, **changes: Any) -> Job:
         material=str(material),
         out=str(out),
         batch=8,
-        learning_rate=1e-2,
     )
     return replace(job, **changes)
 
@@ -148,22 +147,64 @@ def test_training_takes_equal_steps_and_lowers_its_loss(labels: bool, material: 
     images = torch.from_numpy(np.load(material / "training.npy"))
     classes = torch.from_numpy(np.load(material / "training-labels.npy"))
 
-    def loss() -> float:
-        with torch.no_grad():
-            answers, target = model.eval()(images), original(images)
+    shown = images, classes if labels else None
+    before, answers = mean_loss(model, original, *shown), original(images)
+    with torch.no_grad():
         if labels:
-            return float(nn.functional.cross_entropy(answers, classes))
-        return float(nn.functional.kl_div(answers.log_softmax(1), target.softmax(1), reduction="batchmean"))
-
-    before, answers = loss(), original(images)
-    steps = {
-        train_(model, original, images, classes if labels else None, batch=8, learning_rate=0.02, seed=seed)
-        for seed in range(8)
-    }
+            expected = nn.functional.cross_entropy(model(images), classes)
+        else:
+            expected = nn.functional.kl_div(model(images).log_softmax(1), answers.softmax(1), reduction="batchmean")
+    assert before == pytest.approx(float(expected), rel=1e-5)
+    steps = {train_(model, original, *shown, batch=8, learning_rate=0.02, seed=seed) for seed in range(8)}
     assert steps == {2}
-    assert loss() < before
+    assert mean_loss(model, original, *shown) < before
     assert not model.training
     assert torch.equal(original(images), answers)
+
+
+def test_training_may_keep_the_statistics_of_batchnorm() -> None:
+    torch.manual_seed(0)
+    original, images = Net().eval(), torch.randn(8, 3, 8, 8)
+    for frozen in (True, False):
+        model = copy.deepcopy(original)
+        train_(model, original, images, None, batch=8, learning_rate=1e-3, seed=0, frozen=frozen)
+        name = "norm.running_mean"
+        assert torch.equal(model.get_buffer(name), original.get_buffer(name)) is frozen
+
+
+def test_a_model_is_trained_where_images_held_out_gain_by_it(material: Path) -> None:
+    torch.manual_seed(1)
+    original, far = Net().eval(), Net().eval()
+    images = torch.from_numpy(np.load(material / "training.npy")).repeat(8, 1, 1, 1)
+    result, facts = trained(far, original, images, None, batch=4, seed=0)
+    assert facts["trained"]
+    assert facts["training_images"] == 128
+    assert facts["training_steps"] == 32
+    assert (facts["learning_rate"], facts["frozen_statistics"]) in SETTINGS
+    held_out = images[128:]
+    assert mean_loss(result, original, held_out, None) < mean_loss(far, original, held_out, None)
+
+
+def test_a_model_stays_as_it_is_where_training_leads_away(material: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lead_away(model: nn.Module, *args: Any, **options: Any) -> None:
+        with torch.no_grad():
+            model.get_parameter("head.bias").add_(torch.tensor([9.0, 0.0, 0.0, 0.0]))
+
+    monkeypatch.setattr("peers.training.train_", lead_away)
+    model, images = Net().eval(), torch.from_numpy(np.load(material / "training.npy"))
+    labels = torch.ones(len(images), dtype=torch.long)
+    result, facts = trained(model, model, images, labels, batch=4, seed=0)
+    assert result is model
+    assert not facts["trained"]
+    assert facts["held_out_loss"]["after"] > facts["held_out_loss"]["before"]
+
+
+def test_a_model_for_another_rate_is_not_compared(tmp_path: Path) -> None:
+    records = Records(tmp_path / "results.json")
+    records.add(record("tensigma", 2.0, [True] * 20))
+    for share, compared in ((1.0, True), (0.91, True), (0.89, False)):
+        other = record("aimet-weight", 2.0, [False] * 20, params=500 * share)
+        assert (ours_beside(other, records) is not None) is compared
 
 
 def test_statistics_are_taken_anew_where_that_helps() -> None:
@@ -208,7 +249,7 @@ def net(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
 def test_a_tool_leaves_a_model_and_its_facts_for_every_track(net: nn.Module, material: Path, tmp_path: Path) -> None:
     job = job_in(material, tmp_path / "out")
     do(job, halved)
-    answers = []
+    answers, changed = [], []
     for track in TRACKS:
         artefact = job.artefact(track)
         assert artefact is not None
@@ -218,11 +259,13 @@ def test_a_tool_leaves_a_model_and_its_facts_for_every_track(net: nn.Module, mat
         assert facts["params"] == n_params(net)
         assert facts["notes"] == {"setting": 2.0}
         assert facts["training_steps"] == (0 if track == "closed" else 2)
+        changed.append(facts.get("trained", False))
         assert facts["peak_bytes"] > 1e6
     # Both trainings start from the closed model, and neither changes it.
     torch.testing.assert_close(answers[0], halved_answers(net, material))
-    assert not torch.allclose(answers[0], answers[1])
-    assert not torch.allclose(answers[1], answers[2])
+    assert not changed[0]
+    for answer, trained_further in zip(answers, changed, strict=True):
+        assert torch.allclose(answer, answers[0]) is not trained_further
 
 
 def halved_answers(net: nn.Module, material: Path) -> Tensor:
