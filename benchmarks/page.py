@@ -51,7 +51,11 @@ SOLVERS = """\
 decompositions are unweighted: they approximate the weights, ours what the layer computes.
 
 CP of the widest layers takes longer than TensorLy's sweeps. A product with their Σ alone, 21 G multiply-adds, takes
-about as long as a third of such a sweep, and the search goes on gaining for more than a hundred of them.
+about as long as a third of such a sweep, and the search goes on gaining for more than a hundred of them. The error
+falls slowly whatever the steps: on a 512×512×3×3 layer of a ResNet-50 under a separable Σ, Gauss–Newton steps by
+conjugate gradients come less far in the same time, a longer memory as far, and a smaller ridge 2 % further. A hundred
+steps under the full Σ take twice as long as the defaults and end 4 to 5 % lower. At the same size Tucker-2 and spatial
+SVD have 1.7 to 2.3 times the error on that layer, so CP is worth its time.
 """
 
 STREAMING = """\
