@@ -55,6 +55,7 @@ bench: $(VENV)/.dev ## speed and memory beside peers, as ratios within one run
 
 bench-peers: $(VENV)/.dev ## other tools and runtimes on the same weights, for hours; continues where it stopped
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtimes.py $(RUNTIMES_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/finetuned.py
 	OMP_NUM_THREADS=1 PYTHONPATH=benchmarks $(BIN)/python -m peers $(PEERS_ARGS)
 
 torture: $(VENV)/.dev ## break it on purpose: kills, damaged files, odd networks; TORTURE_SCALE=0.1 for a tenth

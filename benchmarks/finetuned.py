@@ -115,16 +115,6 @@ def cells() -> list[dict[str, Any]]:
     return machine.read(NAME).get("cells", [])
 
 
-def table_rows(titles: dict[str, str]) -> list[str]:
-    """For the table of published results."""
-    return [
-        f"| {titles[each['network']]} | **Tensigma, here**: closed form {each['closed']:.1f}, refined without labels "
-        f"{each['refined']:.1f}, then {each['labels']:,} labels | {each['saving']} | {each['before']:.2f} | "
-        f"**{each['finetuned']:.2f}** |"
-        for each in cells()
-    ]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fine-tuning with few labels beside published results.")
     parser.add_argument("--only", default="", help="networks whose name begins so")

@@ -14,6 +14,7 @@ import os
 from fnmatch import fnmatch
 from pathlib import Path
 
+import finetuned
 import machine
 import runtimes
 
@@ -50,7 +51,7 @@ def main() -> None:
     records = Records(RESULTS)
 
     def write_page() -> None:
-        page.write(records, ROOT / "docs", runtimes_table())
+        page.write(records, ROOT / "docs", runtimes_table(), finetuned.cells())
 
     if not options.page:
         if options.data is None:

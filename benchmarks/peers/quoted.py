@@ -1,8 +1,12 @@
-"""Results that others have published, for the page. Not measured here: other weights, other training."""
+"""Results that others have published, for the page, and ours beside them. Theirs are not measured here."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+from peers.subjects import SUBJECTS
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,22 @@ QUOTED = (
 )
 
 
-def table() -> str:
+def table(ours: Iterable[dict[str, Any]] = ()) -> str:
+    """Markdown; ``ours`` are cells of ``benchmarks/finetuned.py``, each above what it stands beside."""
     lines = ["| network | method | saving | top-1 before | top-1 after |", "|---|---|---|---|---|"]
-    lines += [f"| {q.model} | {q.method} | {q.saving} | {q.before} | {q.after} |" for q in QUOTED]
+    cells = list(ours)
+    for q in QUOTED:
+        lines += [
+            line(cell) for cell in cells if (SUBJECTS[cell["network"]].title, cell["saving"]) == (q.model, q.saving)
+        ]
+        lines.append(f"| {q.model} | {q.method} (quoted) | {q.saving} | {q.before} | {q.after} |")
     return "\n".join(lines)
+
+
+def line(cell: dict[str, Any]) -> str:
+    how = (
+        f"Tensigma, here: {cell['closed']:.2f} in closed form, {cell['refined']:.2f} refined without labels, "
+        f"then {cell['labels']:,} labels"
+    )
+    title = SUBJECTS[cell["network"]].title
+    return f"| {title} | {how} | {cell['saving']} | {cell['before']:.2f} | {cell['finetuned']:.2f} |"

@@ -420,6 +420,11 @@ def test_the_page_says_who_is_behind_and_what_has_not_run(tmp_path: Path) -> Non
     # Every row of a table has the same number of cells.
     for table in page.table([entry for entry in records if entry["peer"] != "original"], records), page.quoted.table():
         assert len({line.replace("\\|", "").count("|") for line in table.splitlines()}) == 1
+    cell = {"network": "resnet56", "saving": "91 % fewer parameters", "before": 93.0, "closed": 80.0, "refined": 85.0}
+    lines = page.quoted.table([{**cell, "labels": 10_000, "finetuned": 86.0}]).splitlines()
+    place = next(index for index, line in enumerate(lines) if "Tensigma" in line)
+    assert "80.00 in closed form, 85.00 refined" in lines[place]
+    assert "NORTON (quoted) | 91 %" in lines[place + 1]
     page.write(records, tmp_path / "docs")
     assert (tmp_path / "docs" / picture("resnet20", "closed")).read_bytes().startswith(b"<?xml")
     assert (tmp_path / "docs" / "peers.md").read_text(encoding="utf-8") == text
@@ -573,7 +578,9 @@ def test_layers_to_replace_leave_out_the_first_and_grouped_ones() -> None:
 def test_the_page_is_that_of_its_results() -> None:
     records = Records(command.RESULTS)
     text = (command.ROOT / "docs" / "peers.md").read_text(encoding="utf-8")
-    assert text == page.page(records, command.runtimes_table()), "run: python -m peers --page"
+    assert text == page.page(records, command.runtimes_table(), command.finetuned.cells()), (
+        "run: python -m peers --page"
+    )
     for line in text.splitlines():
         if line.startswith("!["):
             assert (command.ROOT / "docs" / line.partition("(")[2].rstrip(")")).exists()

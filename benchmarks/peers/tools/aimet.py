@@ -14,8 +14,9 @@ from torch import nn
 from peers.worker import Assignment, main
 from tensigma.zoo import import_torchvision
 
-# Images for the score of every layer and candidate ratio.
-_IMAGES = 128
+# Images for the score of every layer and candidate ratio: small ones, and those of more than 64 pixels, for which there
+# would be hours of scoring.
+_IMAGES, _LARGE_IMAGES = 128, 32
 # Where AIMET leaves these scores.
 _SCORES = Path("data/greedy_selection_eval_scores_dict.pkl")
 
@@ -31,7 +32,8 @@ def compress(assignment: Assignment) -> nn.Module:
     from aimet_torch.compress import ModelCompressor
     from aimet_torch.defs import SpatialSvdParameters, WeightSvdParameters
 
-    model, images = assignment.model, assignment.images[:_IMAGES]
+    model = assignment.model
+    images = assignment.images[: _IMAGES if assignment.images.shape[-1] <= 64 else _LARGE_IMAGES]
     with torch.no_grad():
         wanted = model(images).softmax(1)
     last_score = 0.0
