@@ -49,8 +49,8 @@ and all judged from files by one program. `make bench-peers` runs what has no re
 - One run and one seed. Tools are used as their documentation shows, in one step; training schedules that their authors
   recommend are longer than one epoch and may do better. Published results are at the end."""
 
-_PUBLISHED = """What others report, *quoted* and not measured here: other weights, long training with all 50,000 labels of
-CIFAR-10 or 1.28 million of ImageNet, all test images. Beside it what is reached here with a fifth of the labels of
+_PUBLISHED = """What others report, *quoted* and not measured here: other weights, long training with all 50,000 labels
+of CIFAR-10 or 1.28 million of ImageNet, all test images. Beside it what is reached here with a fifth of the labels of
 CIFAR-10: `python benchmarks/finetuned.py` compresses, refines on 30,000 samples towards the original's answers, and
 trains on 9,000 labels for up to 6 epochs, the best one chosen on 1,000 others; judged on 5,000 test images."""
 
