@@ -40,6 +40,8 @@ SEED = 0
 CP_SWEEPS = 20
 PAPER_SWEEPS = 10
 WIDE_RANK = 1003
+# Where version 0.1 (commit c5b7a33) ended on the same kernel and Σ, after 100 sweeps and 91 s of one thread.
+WIDE_ERROR_OF_01 = 0.12652
 
 
 def seconds(run: Callable[[], Any]) -> float:
@@ -113,11 +115,10 @@ def cp(gram: Tensor, repeats: int) -> dict[str, Any]:
     }
 
 
-def wide_cp(gram: Tensor, repeats: int) -> dict[str, Any]:
-    """512×512×3×3 at rank 1,003 with joint taps, as budgets ask for it, beside a search that goes on for long."""
+def wide_cp(gram: Tensor, repeats: int) -> list[dict[str, Any]]:
+    """512×512×3×3 at rank 1,003 with joint taps: as budgets ask for it, and to where version 0.1 ended."""
     weight = material.kernel(512, 512, seed=SEED)
     metric = Metric.from_gram(gram)
-    long = CPJoint(WIDE_RANK, tol=1e-5, max_sweeps=200).fit(weight, metric)
     ours = CPJoint(WIDE_RANK)
     times = fastest(
         repeats,
@@ -128,15 +129,35 @@ def wide_cp(gram: Tensor, repeats: int) -> dict[str, Any]:
         ),
     )
     error = ours.fit(weight, metric).error
-    return {
-        "what": f"CP-joint-Σ, 512×512×3×3 at rank {WIDE_RANK:,}, defaults ÷ {CP_SWEEPS} sweeps of TensorLy parafac",
-        "ratio": times["tensigma"] / times["tensorly"],
-        "ratio_with_metric": (times["tensigma"] + times["metric"]) / times["tensorly"],
-        "seconds": times,
-        "error": error,
-        "lowest_error": long.error,
-        "above_lowest": error / long.error - 1,
-    }
+    rows = [
+        {
+            "what": f"CP-joint-Σ, 512×512×3×3 at rank {WIDE_RANK:,}, defaults ÷ {CP_SWEEPS} sweeps of TensorLy parafac",
+            "ratio": times["tensigma"] / times["tensorly"],
+            "ratio_with_metric": (times["tensigma"] + times["metric"]) / times["tensorly"],
+            "seconds": times,
+            "error": error,
+            "error_of_0.1": WIDE_ERROR_OF_01,
+            "above_0.1": error / WIDE_ERROR_OF_01 - 1,
+        }
+    ]
+    # A limit on sweeps is also one on the search before them, so each limit is a fit of its own.
+    for sweeps in range(100, 301, 50):
+        long = CPJoint(WIDE_RANK, max_sweeps=sweeps, tol=0)
+        start = time.perf_counter()
+        reached = long.fit(weight, metric).error
+        took = time.perf_counter() - start
+        if reached <= 1.005 * WIDE_ERROR_OF_01:
+            rows.append(
+                {
+                    "what": f"the same to within 0.5 % of version 0.1 ÷ {CP_SWEEPS} sweeps of TensorLy parafac",
+                    "ratio": took / times["tensorly"],
+                    "seconds": {"tensigma": took, "tensorly": times["tensorly"]},
+                    "sweeps": sweeps,
+                    "error": reached,
+                }
+            )
+            break
+    return rows
 
 
 def paper(gram: Tensor, repeats: int) -> list[dict[str, Any]]:
@@ -227,7 +248,7 @@ def main() -> None:
         *memory(grams),
         tucker2(grams["layer4"], repeats),
         cp(grams["layer3"], repeats),
-        wide_cp(grams["layer4"], 1),
+        *wide_cp(grams["layer4"], 1),
         *paper(grams["layer1"], repeats),
     ]
     for row in rows:

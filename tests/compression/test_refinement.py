@@ -103,9 +103,9 @@ def test_a_learning_rate_that_raises_the_loss_is_lowered_unless_it_was_set(caplo
         # So near already that ordinary steps only lead away.
         small.weight.add_(1e-6 * torch.randn(3, 8))
     data = [torch.rand(4, 8).double() for _ in range(30)]
-    settings = Refine(passes=480).with_rate(4)
+    settings = Refine(passes=960).with_rate(4)
     set_rate = settings.learning_rate
-    assert set_rate == pytest.approx(1.2e-4)
+    assert set_rate == pytest.approx(2.4e-4)
     answers = ts.Numbers()
     kept = copy.deepcopy(small)
     facts = refine_(kept, original, data, settings, blocks=[], answers=answers)
@@ -118,17 +118,17 @@ def test_a_learning_rate_that_raises_the_loss_is_lowered_unless_it_was_set(caplo
             small,
             original,
             data,
-            Refine(passes=480),
+            Refine(passes=960),
             blocks=[],
             answers=answers,
             progress=lambda progress: passes.append(progress.done),
         )
     trials = caplog.text.count("once more at a learning rate of")
     assert trials >= 1
-    assert facts["learning_rate"] == pytest.approx(1.2e-4 / 4**trials)
+    assert facts["learning_rate"] == pytest.approx(2.4e-4 / 4**trials)
     assert facts["kept"]
     assert facts["loss_after"] < 0.5 * facts["loss_before"]
-    assert passes == list(range(4, 481, 4))
+    assert passes == list(range(4, 961, 4))
 
 
 def test_scores_are_softened_as_suits_the_original() -> None:

@@ -10,7 +10,8 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -30,6 +31,7 @@ from tensigma.running import (
     Wanted,
     Wish,
     borrowed,
+    channels_last,
     copied,
     device_of,
     kept_rng,
@@ -53,9 +55,16 @@ _RATE, _STEPS = 3e-4, 300
 # As every weight moves by as much, what a row of weights computes moves by as much as its length, for inputs behind a
 # ReLU are all positive. Rows up to this long take the full rate.
 _FULL_RATE_ROW = 64
-# A learning rate that nobody set is tried on this share of the passes. If the loss is higher then, training begins
-# again at so small a part of the rate, so many times at most. A ResNet-50 at half its parameters needs it.
-_TRIAL, _BACK_OFF, _TRIALS = 0.2, 0.25, 4
+# A learning rate that nobody set is tried on this share of the passes, from its rise to its fall: what a high rate does
+# before it has fallen is mostly noise. If the loss is higher then, all is put back and so small a part of the rate
+# tried, so many times at most. A ResNet-50 needs it at half its parameters, but not at a third.
+_TRIAL, _BACK_OFF, _TRIALS = 0.1, 0.25, 4
+# Fewer steps show nothing: all passes then go into training.
+_LEAST_STEPS = 3
+# Adam divides gradients by their size so far. After a few steps that is hardly known, and what is divided by too little
+# moves by far too much: the loss of a ResNet-50 at a third of its parameters, 1.14, rose to 1.47 in 12 steps, and to
+# 1.25 after ten at a rate of 0. So for this share of the passes gradients are only looked at.
+_LOOKING = 0.06
 #: Optimiser steps are too small for these, and gradients too large.
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -79,7 +88,7 @@ class Refine:
     passes: int = 20_000
     #: Peak learning rate of Adam for rows of up to 64 weights, and less for longer ones, in proportion; it rises for a
     #: tenth of the steps and falls to 0 along a cosine. By default 3e-4, less for fewer than 300 steps, in proportion,
-    #: and a fourth, as often as it takes, where a fifth of the passes does not lower the loss.
+    #: and a fourth, as often as it takes, where a tenth of the passes does not lower the loss.
     learning_rate: float | None = None
     #: Scores are divided by this before they are compared; above 1, less likely classes count more. By default what
     #: leaves the original's first class a mean probability of 0.8, from 1 to 4.
@@ -168,10 +177,12 @@ def refine_(
     former = copy.deepcopy(small.state_dict())
     former_grids = {layer: grid for layer in small.modules() if (grid := grid_of(layer)) is not None}
     start = time.perf_counter()
-    with borrowed(small), borrowed(original), kept_rng(), trained_on_grids(small), safe_backward(small):
+    with borrowed(small), borrowed(original), kept_rng(), trained_on_grids(small), ExitStack() as layouts:
         # Kept, because shuffled data would give other samples the second time.
         samples = min(_PROBE, math.ceil(_PROBE_SHARE * settings.passes))
         probe = list(_rounds(batches, samples, input, device_of(small)))
+        layouts.enter_context(channels_last(small, original, example=probe[0]))
+        layouts.enter_context(safe_backward(small))
         loss_of = Likeness(
             small,
             original,
@@ -182,7 +193,7 @@ def refine_(
             answers=answers,
             loss=settings.loss,
         )
-        trials = _TRIALS if settings.learning_rate is None else 0
+        rate = settings.learning_rate
         settings = replace(settings.with_rate(n_samples(probe[0])), temperature=loss_of.temperature)
         losses = [loss_of.value(x) for x in probe]
         measurable = [x for x, loss in zip(probe, losses, strict=True) if math.isfinite(loss)]
@@ -191,12 +202,18 @@ def refine_(
         parameters = [
             parameter.requires_grad_() for parameter in small.parameters() if frozen or parameter.requires_grad
         ]
-        inputs = _rounds(batches, settings.passes, input, device_of(small))
 
         def loss_now() -> float:
             return _mean([loss_of.value(x) for x in measurable], measurable)
 
-        course = _train_(parameters, loss_of, inputs, settings, report, start, trials, lambda: loss_now() < before)
+        training = _Training(
+            parameters, loss_of, _rounds(batches, settings.passes, input, device_of(small)), settings, report, start
+        )
+        batch = n_samples(probe[0])
+        training.look(batch)
+        if rate is None:
+            training.find_rate_(batch, lambda: loss_now() < before)
+        training.run_(settings.passes - training.done)
         after = loss_now()
     kept = after < before  # False also for NaN
     if not kept:
@@ -204,83 +221,106 @@ def refine_(
         for layer, grid in former_grids.items():
             set_grid_(layer, grid)
         logger.warning("refinement: the loss went from %.3g to %.3g, so the model is kept as it was", before, after)
-    if course.skipped:
-        logger.warning("refinement: %d of %d samples gave no finite loss or gradient", course.skipped, course.done)
+    if training.skipped:
+        logger.warning("refinement: %d of %d samples gave no finite loss or gradient", training.skipped, training.done)
     plain_settings = {key: value for key, value in asdict(settings).items() if key not in ("augment", "loss")}
     return {
         **plain_settings,
-        "learning_rate": course.rate,
+        "learning_rate": training.rate,
         "answers": str(loss_of.reading) if settings.loss is None else "compared by a loss function",
         "augmented": settings.augment is not None,
         "loss_before": before if math.isfinite(before) else None,
         "loss_after": after if math.isfinite(after) else None,
         "kept": kept,
-        "skipped": course.skipped,
+        "skipped": training.skipped,
         "seconds": time.perf_counter() - start,
     }
 
 
-@dataclass
-class _Course:
-    """How training went: samples in all, those that were skipped, and the learning rate of the last attempt."""
+class _Training:
+    """Steps of Adam on batches as they come."""
 
-    rate: float
-    done: int = 0
-    skipped: int = 0
+    def __init__(
+        self,
+        parameters: list[Tensor],
+        loss_of: Likeness,
+        inputs: Iterator[Inputs],
+        settings: Refine,
+        report: Listener,
+        start: float,
+    ) -> None:
+        assert settings.learning_rate is not None
+        self._parameters, self._loss_of, self._inputs = parameters, loss_of, inputs
+        self._settings, self._report, self._start = settings, report, start
+        self.rate = settings.learning_rate
+        self._optimizer = _adam(parameters)
+        #: Samples in all, and those that were skipped.
+        self.done = self.skipped = 0
 
+    def look(self, batch: int) -> None:
+        """Let the optimiser see the size of gradients before it moves anything, if that is worth a ``batch``."""
+        passes = int(_LOOKING * self._settings.passes)
+        if passes >= batch:
+            rate, self.rate = self.rate, 0.0
+            self.run_(passes)
+            self.rate = rate
 
-def _train_(
-    parameters: list[Tensor],
-    loss_of: Likeness,
-    inputs: Iterable[Inputs],
-    settings: Refine,
-    report: Listener,
-    start: float,
-    trials: int,
-    lowered: Callable[[], bool],
-) -> _Course:
-    """Train ``parameters``. Up to ``trials`` times, where a share of the passes has not ``lowered`` the loss, they are
-    put back and trained at a lower rate, on what is left of the passes."""
-    assert settings.learning_rate is not None
-    course = _Course(settings.learning_rate)
-    before = [parameter.detach().clone() for parameter in parameters]
-    optimizer = _adam(parameters, course.rate)
-    begun = 0
-    for batch in inputs:
-        x = batch if settings.augment is None else settings.augment(batch)
-        share = (course.done - begun + n_samples(x) / 2) / (settings.passes - begun)
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * _schedule(share)
-        loss = loss_of(x)
-        optimizer.zero_grad()
-        loss.backward()
-        gradient_norm = nn.utils.clip_grad_norm_(parameters, settings.clip)
-        if math.isfinite(loss.item()) and math.isfinite(gradient_norm.item()):
-            optimizer.step()
-        else:
-            course.skipped += n_samples(x)
-        course.done += n_samples(x)
-        seconds = time.perf_counter() - start
-        report(RefinementProgress(done=course.done, total=settings.passes, loss=loss.item(), seconds=seconds))
-        if trials and course.done - begun >= _TRIAL * (settings.passes - begun):
+    def find_rate_(self, batch: int, lowered: Callable[[], bool]) -> None:
+        """Lower the rate until a share of the passes, in batches of ``batch``, has ``lowered`` the loss; what was
+        trained at that rate stays."""
+        passes = math.ceil(_TRIAL * self._settings.passes)
+        if passes < _LEAST_STEPS * batch:
+            return
+        before = [parameter.detach().clone() for parameter in self._parameters]
+        for _ in range(_TRIALS):
+            self.run_(passes)
             if lowered():
-                trials = 0
+                return
+            _put_back_(self._parameters, before)
+            self._forget_direction()
+            self.rate *= _BACK_OFF
+            logger.info("refinement: the loss rose; once more at a learning rate of %.1e", self.rate)
+
+    def _forget_direction(self) -> None:
+        for state in self._optimizer.state.values():
+            state["exp_avg"].zero_()
+
+    def run_(self, passes: int) -> None:
+        """Train on so many samples, or a few more to end with a whole batch, while the rate rises and falls."""
+        begun = self.done
+        while self.done - begun < passes and (batch := next(self._inputs, None)) is not None:
+            x = batch if self._settings.augment is None else self._settings.augment(batch)
+            share = (self.done - begun + n_samples(x) / 2) / passes
+            for group in self._optimizer.param_groups:
+                group["lr"] = self.rate * group["share"] * _schedule(min(share, 1.0))
+            loss = self._loss_of(x)
+            self._optimizer.zero_grad()
+            loss.backward()
+            gradient_norm = nn.utils.clip_grad_norm_(self._parameters, self._settings.clip)
+            if math.isfinite(loss.item()) and math.isfinite(gradient_norm.item()):
+                self._optimizer.step()
             else:
-                trials -= 1
-                course.rate *= _BACK_OFF
-                _put_back_(parameters, before)
-                optimizer, begun = _adam(parameters, course.rate), course.done
-                logger.info("refinement: the loss rose; once more at a learning rate of %.1e", course.rate)
-    optimizer.zero_grad()
-    return course
+                self.skipped += n_samples(x)
+            self.done += n_samples(x)
+            self._report(
+                RefinementProgress(
+                    done=self.done,
+                    total=self._settings.passes,
+                    loss=loss.item(),
+                    seconds=time.perf_counter() - self._start,
+                )
+            )
+        self._optimizer.zero_grad()
 
 
-def _adam(parameters: list[Tensor], rate: float) -> torch.optim.Adam:
-    """Adam with a peak rate for each parameter: ``rate``, less for weights with long rows."""
+def _adam(parameters: list[Tensor]) -> torch.optim.Adam:
+    """Adam with a share of the learning rate for each parameter: less for weights with long rows."""
     rows = [parameter[0].numel() if parameter.ndim > 1 else 1 for parameter in parameters]
-    peaks = [rate * min(1.0, _FULL_RATE_ROW / row) for row in rows]
     return torch.optim.Adam(
-        [{"params": [parameter], "lr": peak, "peak": peak} for parameter, peak in zip(parameters, peaks, strict=True)]
+        [
+            {"params": [parameter], "share": min(1.0, _FULL_RATE_ROW / row)}
+            for parameter, row in zip(parameters, rows, strict=True)
+        ]
     )
 
 

@@ -36,6 +36,7 @@ from tensigma.running.inputs import (
     tensors_in,
 )
 from tensigma.running.kinds import Boxes, Kind, Likened, Numbers, Scores, Smooth
+from tensigma.running.layout import channels_last
 from tensigma.running.onednn import safe_backward, safe_layout
 from tensigma.running.outputs import dense_scores_of, drawn_labels, leaves
 from tensigma.running.precision import Detections, average_precision
@@ -97,6 +98,7 @@ __all__ = [
     "average_precision",
     "borrowed",
     "call",
+    "channels_last",
     "check_gradients",
     "class_labels",
     "common_device",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tensigma.errors import InputError
 
-__all__ = ["at_risk", "safe_backward", "safe_layout"]
+__all__ = ["at_risk", "put_back", "safe_backward", "safe_layout"]
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -72,7 +72,7 @@ def safe_backward(*models: nn.Module) -> Iterator[None]:
             stack.callback(layer.register_forward_pre_hook(_plain_inputs, with_kwargs=True).remove)
             # All parameters, not the weight alone: a parametrised weight is computed from others and inherits strides.
             for parameter in layer.parameters():
-                stack.callback(_restore, parameter, parameter.data)
+                stack.callback(put_back, parameter, parameter.data)
                 parameter.data = _plain(parameter.data)
         try:
             yield
@@ -95,7 +95,7 @@ def _plain_inputs(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any,
     return tuple(plain[: len(args)]), dict(zip(kwargs, plain[len(args) :], strict=True))
 
 
-def _restore(parameter: nn.Parameter, before: Tensor) -> None:
+def put_back(parameter: nn.Parameter, before: Tensor) -> None:
     """Give ``parameter`` back the memory ``before``, filled with the values that it has now."""
     values = parameter.data
     if (values.shape, values.dtype, values.device) != (before.shape, before.dtype, before.device):
