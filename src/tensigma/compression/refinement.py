@@ -57,7 +57,7 @@ _RATE, _STEPS = 3e-4, 300
 _FULL_RATE_ROW = 64
 # A learning rate that nobody set is tried on this share of the passes, from its rise to its fall: what a high rate does
 # before it has fallen is mostly noise. If the loss is higher then, all is put back and so small a part of the rate
-# tried, so many times at most. A ResNet-50 needs it at half its parameters, but not at a third.
+# tried, so many times at most. A ResNet-50 needs it.
 _TRIAL, _BACK_OFF, _TRIALS = 0.1, 0.25, 4
 # Fewer steps show nothing: all passes then go into training.
 _LEAST_STEPS = 3
