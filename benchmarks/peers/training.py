@@ -1,7 +1,7 @@
 """The training of both tracks that train: the same images, steps and choice of a learning rate for every tool.
 
 A model that is near the original is led away by a rate that a broken one needs, so each is trained at the rate that
-suits it, judged on images that it is not trained on. Needs torch alone.
+suits it, judged on images that it is not trained on.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from tensigma.running import channels_last, safe_backward
 
 #: What is tried, learning rates and whether BatchNorm keeps its statistics, and on which share of the steps.
 SETTINGS = ((1e-3, False), (2e-4, False), (4e-5, True))
@@ -90,17 +92,17 @@ def train_(
         # Networks this small and an epoch this short have nothing to regularise.
         if isinstance(module, nn.Dropout) or (frozen and isinstance(module, _BatchNorm)):
             module.eval()
-    for step in range(n_steps):
-        chosen = order[step * batch : (step + 1) * batch]
-        # A plain copy in the contiguous layout: torch's oneDNN has a fault in another one.
-        x = images[chosen].contiguous()
-        if torch.rand((), generator=generator) < 0.5:
-            x = x.flip(-1)
-        for group in optimiser.param_groups:
-            group["lr"] = learning_rate * 0.5 * (1 + math.cos(math.pi * step / n_steps))
-        optimiser.zero_grad()
-        loss(model(x), original, x, None if labels is None else labels[chosen]).backward()
-        optimiser.step()
+    with channels_last(model, original, example=images[:2]), safe_backward(model):
+        for step in range(n_steps):
+            chosen = order[step * batch : (step + 1) * batch]
+            x = images[chosen]
+            if torch.rand((), generator=generator) < 0.5:
+                x = x.flip(-1)
+            for group in optimiser.param_groups:
+                group["lr"] = learning_rate * 0.5 * (1 + math.cos(math.pi * step / n_steps))
+            optimiser.zero_grad()
+            loss(model(x), original, x, None if labels is None else labels[chosen]).backward()
+            optimiser.step()
     model.eval()
     return n_steps
 

@@ -103,7 +103,7 @@ def test_a_learning_rate_that_raises_the_loss_is_lowered_unless_it_was_set(caplo
         # So near already that ordinary steps only lead away.
         small.weight.add_(1e-6 * torch.randn(3, 8))
     data = [torch.rand(4, 8).double() for _ in range(30)]
-    settings = Refine(passes=960).with_rate(4)
+    settings = Refine(passes=960).settled(4)
     set_rate = settings.learning_rate
     assert set_rate == pytest.approx(2.4e-4)
     answers = ts.Numbers()
@@ -129,6 +129,17 @@ def test_a_learning_rate_that_raises_the_loss_is_lowered_unless_it_was_set(caplo
     assert facts["kept"]
     assert facts["loss_after"] < 0.5 * facts["loss_before"]
     assert passes == list(range(4, 961, 4))
+
+
+@pytest.mark.parametrize(("batch", "sizes"), [(None, [17, 17, 16] * 2), (20, [17, 17, 16] * 2), (50, [50, 50])])
+def test_batches_are_split_where_there_would_be_few_steps(batch: int | None, sizes: list[int]) -> None:
+    torch.manual_seed(0)
+    original, small, data = nn.Linear(4, 10), nn.Linear(4, 10), [torch.randn(50, 4)]
+    done: list[int] = []
+    settings = Refine(passes=100, batch=batch, learning_rate=0.01)
+    facts = refine_(small, original, data, settings, blocks=[], progress=lambda progress: done.append(progress.done))
+    assert [after - before for before, after in zip([0, *done], done, strict=False)] == sizes
+    assert facts["batch"] == sizes[0]
 
 
 def test_scores_are_softened_as_suits_the_original() -> None:

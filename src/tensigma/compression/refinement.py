@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -41,6 +42,7 @@ from tensigma.running import (
     reporter,
     safe_backward,
     samples_per_second,
+    split,
 )
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,9 @@ _PROBE, _PROBE_SHARE = 1_000, 1 / 8
 # steps average noise out, few do not. 40 steps for a ResNet-20 at a rate of 3.5, agreement on other images, 96.1
 # before: 95.6 at 3e-4, 96.1 at 1e-4, 96.2 at 3e-5.
 _RATE, _STEPS = 3e-4, 300
+# Batches as they come would leave fewer steps than that of short refinements: they are split, into no fewer samples
+# than this, below which steps are mostly noise and a sample costs more.
+_LEAST_BATCH = 16
 # As every weight moves by as much, what a row of weights computes moves by as much as its length, for inputs behind a
 # ReLU are all positive. Rows up to this long take the full rate.
 _FULL_RATE_ROW = 64
@@ -86,6 +91,9 @@ class Refine:
 
     #: Samples passed through the small model, summed over all rounds over the data.
     passes: int = 20_000
+    #: Samples in a step of the optimiser at most. By default batches as they come, split into no fewer than 16 samples
+    #: where there would be fewer than 300 steps.
+    batch: int | None = None
     #: Peak learning rate of Adam for rows of up to 64 weights, and less for longer ones, in proportion; it rises for a
     #: tenth of the steps and falls to 0 along a cosine. By default 3e-4, less for fewer than 300 steps, in proportion,
     #: and a fourth, as often as it takes, where a tenth of the passes does not lower the loss.
@@ -106,6 +114,8 @@ class Refine:
     def __post_init__(self) -> None:
         if isinstance(self.passes, bool) or not isinstance(self.passes, int) or self.passes < 1:
             raise InputError(f"Refine: passes is a whole number of samples of at least 1, got {self.passes!r}")
+        if self.batch is not None and (isinstance(self.batch, bool) or not isinstance(self.batch, int) or self.batch < 1):
+            raise InputError(f"Refine: batch is a whole number of samples of at least 1 or None, got {self.batch!r}")
         for name in ("learning_rate", "temperature", "clip"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise InputError(f"Refine: {name} is above 0, got {getattr(self, name)!r}")
@@ -117,15 +127,20 @@ class Refine:
         """The settings themselves, or those for a number of passes."""
         return wish if isinstance(wish, Refine) else cls(passes=wish)
 
-    def with_rate(self, batch: int) -> Refine:
-        """With a learning rate for batches of so many samples, if it has none.
+    def settled(self, batch: int) -> Refine:
+        """With a batch and a learning rate for batches of so many samples, where it has none.
 
-        >>> [Refine(passes=passes).with_rate(50).learning_rate for passes in (7_500, 50_000)]
-        [0.00015, 0.0003]
+        >>> settled = [Refine(passes=passes).settled(50) for passes in (2_550, 7_500, 50_000)]
+        >>> [(each.batch, each.learning_rate) for each in settled]
+        [(17, 0.00015), (25, 0.0003), (50, 0.0003)]
         """
-        if self.learning_rate is not None:
-            return self
-        return replace(self, learning_rate=_RATE * min(1.0, self.passes / batch / _STEPS))
+        if self.batch is None:
+            pieces = max(1, batch // max(_LEAST_BATCH, self.passes // _STEPS))
+        else:
+            pieces = math.ceil(batch / self.batch)
+        in_step = math.ceil(batch / pieces)
+        rate = self.learning_rate or _RATE * min(1.0, self.passes / in_step / _STEPS)
+        return replace(self, batch=in_step, learning_rate=rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +209,9 @@ def refine_(
             loss=settings.loss,
         )
         rate = settings.learning_rate
-        settings = replace(settings.with_rate(n_samples(probe[0])), temperature=loss_of.temperature)
+        rounds = _rounds(batches, settings.passes, input, device_of(small))
+        first = next(rounds)
+        settings = replace(settings.settled(n_samples(first)), temperature=loss_of.temperature)
         losses = [loss_of.value(x) for x in probe]
         measurable = [x for x, loss in zip(probe, losses, strict=True) if math.isfinite(loss)]
         before = _mean([loss for loss in losses if math.isfinite(loss)], measurable)
@@ -206,13 +223,12 @@ def refine_(
         def loss_now() -> float:
             return _mean([loss_of.value(x) for x in measurable], measurable)
 
-        training = _Training(
-            parameters, loss_of, _rounds(batches, settings.passes, input, device_of(small)), settings, report, start
-        )
-        batch = n_samples(probe[0])
-        training.look(batch)
+        assert settings.batch is not None
+        steps = (part for x in chain([first], rounds) for part in split(x, settings.batch))
+        training = _Training(parameters, loss_of, steps, settings, report, start)
+        training.look(settings.batch)
         if rate is None:
-            training.find_rate_(batch, lambda: loss_now() < before)
+            training.find_rate_(settings.batch, lambda: loss_now() < before)
         training.run_(settings.passes - training.done)
         after = loss_now()
     kept = after < before  # False also for NaN
