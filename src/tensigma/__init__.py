@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tensigma import solving as solving
     from tensigma import zoo as zoo
     from tensigma.calibration import Calibration, LayerStats, calibrate
-    from tensigma.compression import Refine, Report, compress, compress_
+    from tensigma.compression import Refine, Report, Views, compress, compress_
     from tensigma.deployment import Exported, Quantized, export, load, quantize, save
     from tensigma.evaluation import Certificate, Evaluation, evaluate
     from tensigma.finetuning import FineTuning, finetune
@@ -74,6 +74,7 @@ __all__ = [
     "Report",
     "Scores",
     "SigmaVBMF",
+    "Views",
     "__version__",
     "calibrate",
     "compress",
@@ -96,7 +97,7 @@ __all__ = [
 #: Room → the names of it that are also names of the package.
 _NAMES = {
     "calibration": ("Calibration", "LayerStats", "calibrate"),
-    "compression": ("Refine", "Report", "compress", "compress_"),
+    "compression": ("Refine", "Report", "Views", "compress", "compress_"),
     "deployment": ("Exported", "Quantized", "export", "load", "quantize", "save"),
     "errors": (),
     "evaluation": ("Certificate", "Evaluation", "evaluate"),

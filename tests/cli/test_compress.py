@@ -100,7 +100,11 @@ def test_ways_to_fit(run, run_json, stats: Path, weights: Path, place: Path):
     assert "refining, 80 of 80 samples" in result.stderr
     notes = json.loads(Path("refined/report.json").read_text())["notes"]
     assert notes["refinement"]["passes"] == 80
+    assert notes["refinement"]["augmented"] is False
     assert notes["reestimated_bn"] >= 1
+    viewed = run_json(*given, "--refine", "80", "--views", "--out", "viewed")
+    assert viewed["report"]["notes"]["refinement"]["augmented"] is True
+    assert "--refine" in run(*given, "--views", "--out", "nothing", code=2).stderr
     failed = run(*common, "--refine", "80", "--out", "nothing", code=2)
     assert "--data" in failed.stderr
     assert not (place / "nothing").exists()

@@ -216,7 +216,8 @@ def test_progress_and_augmentation_see_every_batch() -> None:
     own = [state for state in states if isinstance(state, RefinementProgress)]
     assert [state.done for state in own] == [8, 16, 24, 32, 40, 48, 56, 64, 70]
     assert own[-1].remaining == 0
-    assert seen == [8] * 8 + [6]
+    # First the samples on which the loss is measured.
+    assert seen == [8, 1, *[8] * 8, 6]
 
 
 @pytest.mark.parametrize("rate", [0.5, 1e30])
@@ -343,8 +344,10 @@ def distance_of(small: nn.Module, model: nn.Module, x: Tensor) -> float:
 
 @pytest.mark.parametrize("bad", [0, -5, 2.5, True])
 def test_strange_numbers_of_passes_are_refused(bad: Any) -> None:
-    with pytest.raises(InputError, match="whole number of samples"):
+    with pytest.raises(InputError, match="passes is a whole number of samples"):
         Refine.of(bad)
+    with pytest.raises(InputError, match="batch is a whole number of samples"):
+        Refine(batch=bad)
 
 
 def test_settings_out_of_range_are_refused() -> None:

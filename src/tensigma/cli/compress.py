@@ -100,6 +100,15 @@ RefinePasses = Annotated[
         rich_help_panel=_HOW,
     ),
 ]
+SeeViews = Annotated[
+    bool,
+    typer.Option(
+        "--views",
+        help="With --refine, train on random crops, mirror images and mixtures of the images: where they are few, they "
+        "themselves have little left to teach.",
+        rich_help_panel=_HOW,
+    ),
+]
 ReestimateBN = Annotated[
     bool,
     typer.Option("--reestimate-bn", help="Then estimate BatchNorm statistics again on --data.", rich_help_panel=_HOW),
@@ -140,6 +149,7 @@ def compress(
     memory: Memory = None,
     sequential: Sequential = None,
     refine: RefinePasses = None,
+    views: SeeViews = False,
     reestimate_bn: ReestimateBN = False,
     evaluate: Evaluate = True,
     latency: WithLatency = False,
@@ -208,7 +218,9 @@ def compress(
     images, held_out = data_of(data, batch_size, workers), data_of(holdout, batch_size, workers)
     judges = (data_of(eval_data, batch_size, workers) or images) if evaluate else None
     exporting = Exporting.of(network, model, judges or images) if export else None
-    fitting = Fitting(sequential, refine, reestimate_bn, cache, memory, check=not force, answers=answers)
+    fitting = Fitting(
+        sequential, refinement(refine, views, seed), reestimate_bn, cache, memory, check=not force, answers=answers
+    )
     fitting.check_images(images)
     if refine is not None:
         ts.running.check_gradients(network, "--refine", ts.compression.WITHOUT_REFINEMENT)
@@ -271,12 +283,21 @@ def _can_render(screen: Screen) -> bool:
     return True
 
 
+def refinement(passes: int | None, views: bool, seed: int) -> ts.Refine | None:
+    """What ``--refine`` and ``--views`` ask for."""
+    if passes is None:
+        if views:
+            raise typer.BadParameter("--views says what --refine trains on; give --refine N too, or leave it out")
+        return None
+    return ts.Refine(passes=passes, augment=ts.Views(seed=seed) if views else None)
+
+
 @dataclass(frozen=True)
 class Fitting:
     """How a plan is carried out."""
 
     sequential: bool | None
-    refine: int | None
+    refine: ts.Refine | None
     reestimate_bn: bool
     cache: Path | None
     memory: int | None

@@ -108,14 +108,14 @@ class Refine:
     #: A function of the outputs of both models, the small one's first, that returns one number, as a tensor with a
     #: gradient. It is made small in place of the distance of answers.
     loss: Callable[[Any, Any], Tensor] | None = None
-    #: Applied to each batch before both models see it, such as a random flip; None for the batch as it is.
+    #: Applied to each batch before both models see it, such as :class:`Views`; None for the batch as it is.
     augment: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.passes, bool) or not isinstance(self.passes, int) or self.passes < 1:
-            raise InputError(f"Refine: passes is a whole number of samples of at least 1, got {self.passes!r}")
-        if self.batch is not None and (isinstance(self.batch, bool) or not isinstance(self.batch, int) or self.batch < 1):
-            raise InputError(f"Refine: batch is a whole number of samples of at least 1 or None, got {self.batch!r}")
+        for name in ("passes", *(("batch",) if self.batch is not None else ())):
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise InputError(f"Refine: {name} is a whole number of samples of at least 1, got {count!r}")
         for name in ("learning_rate", "temperature", "clip"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise InputError(f"Refine: {name} is above 0, got {getattr(self, name)!r}")
@@ -175,7 +175,7 @@ def refine_(
 
     Both models run in evaluation mode: BatchNorm statistics stay, its scales and shifts are trained. Parameters that
     require no gradient stay too, unless none does, as in a model meant only for inference. ``blocks`` are names of
-    modules, in both models, whose outputs are compared. The loss on the first samples of the data, not augmented, is
+    modules, in both models, whose outputs are compared. The loss on the first samples of the data, augmented, is
     measured before and after: if it did not fall, ``small`` stays as it was. A step whose loss or gradient is not
     finite is skipped. A learning rate that was not set is lowered until it lowers the loss. ``answers`` says what is
     compared; by default it is guessed. Models in half precision are refined in single precision and rounded afterwards.
@@ -196,6 +196,9 @@ def refine_(
         # Kept, because shuffled data would give other samples the second time.
         samples = min(_PROBE, math.ceil(_PROBE_SHARE * settings.passes))
         probe = list(_rounds(batches, samples, input, device_of(small)))
+        if settings.augment is not None:
+            # Layers were fitted to these very samples: that fit gets worse where unseen ones gain.
+            probe = [settings.augment(x) for x in probe]
         layouts.enter_context(channels_last(small, original, example=probe[0]))
         layouts.enter_context(safe_backward(small))
         loss_of = Likeness(
