@@ -22,9 +22,8 @@ Options of the config::
                                            # tensigma.planning.sensitivities finds from gradients, 0 for none
     refine = { resnet20 = 40000 }          # samples passed, by model
 
-    [options.augment]                      # how batches are changed in refinement, by model
-    resnet20 = { shift = 3 }               # mirrored and moved by up to so many pixels
-    resnet50 = { views = true }            # tensigma.compression.Views
+    [options.refine_batch]                 # samples in a step of refinement, by model; 50 where it is not said
+    resnet50 = 16
 
 A model with a ``runtime`` is judged there: accuracy, agreement on the same images, and the time of one image.
 Rules have no budget: their ratio α is chosen so that the rate comes as near to the wanted one as it can from below,
@@ -42,7 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from tensigma.calibration import Calibration
-from tensigma.compression import Refine, Report, Views, blocks_around, compress, reestimate_bn_, refine_
+from tensigma.compression import Refine, Report, blocks_around, compress, reestimate_bn_, refine_
 from tensigma.errors import InputError
 from tensigma.experiments.beyond_tables import table_by_rate, tables_by_measure
 from tensigma.experiments.deployed import bench_of
@@ -51,7 +50,7 @@ from tensigma.experiments.kinds import Cell, Cells, facts_of
 from tensigma.experiments.rates import Planner
 from tensigma.experiments.settings import Config, Study
 from tensigma.experiments.variants import Target, Variant
-from tensigma.experiments.workshop import Workshop
+from tensigma.experiments.workshop import BATCH, Workshop
 from tensigma.report import Panel, Table
 from tensigma.running import alike
 
@@ -83,8 +82,8 @@ class Beyond:
                         continue
                     settings = base | {"rate": target.rate, **variant.settings}
                     settings |= {"passes": variant.refine.get(study.model)}
-                    if study.model in variant.refine and config.options["augment"][study.model].get("views"):
-                        settings["augment"] = "views"
+                    if study.model in variant.refine and study.model in config.options.get("refine_batch", {}):
+                        settings["batch"] = config.options["refine_batch"][study.model]
                     settings |= {} if target.measure == "params" else {"measure": target.measure}
                     key = f"{config.title_of(study)} | {variant.name} | {target}"
                     found.append(Cell(key=key, study=index, settings=settings))
@@ -106,11 +105,12 @@ class Beyond:
         passes, facts = cell.settings["passes"], {}
         if passes is not None:
             passes = passes if workshop.limit is None else 2 * workshop.limit
-            views = cell.settings.get("augment") == "views"
-            augment = Views(seed=seed) if views else _Moved(**config.options["augment"][study.model], seed=seed)
+            augment = _Moved(**config.options["augment"][study.model], seed=seed)
             blocks = blocks_around(model, [layer.name for layer in report.compressed])
             settings = Refine(passes=passes, augment=augment)
-            facts = refine_(small, model, data, settings, blocks=blocks, progress=workshop.report)
+            spec, batch = config.sources[study.source], cell.settings.get("batch", BATCH)
+            batches = workshop.data(study.source, spec, seed=seed, batch_size=batch)
+            facts = refine_(small, model, batches, settings, blocks=blocks, progress=workshop.report)
         if variant.reestimate_bn:
             reestimate_bn_(small, data)
         # Effects are many, and the settings of a cell name its data without the place of this machine.
