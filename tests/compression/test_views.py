@@ -74,15 +74,13 @@ def test_one_image_is_enough() -> None:
 def test_the_loss_is_measured_on_views() -> None:
     """A model that is right on the images themselves and wrong on all others is refined, not kept for being right."""
     torch.manual_seed(0)
-    original = nn.Sequential(nn.Flatten(), nn.Linear(360, 4)).eval()
+    head, other = nn.Linear(360, 4), nn.Linear(360, 4)
+    original, small = (nn.Sequential(nn.Flatten(), layer).eval() for layer in (head, other))
     x = images(4)
-    small = nn.Sequential(nn.Flatten(), nn.Linear(360, 4)).eval()
     with torch.no_grad():
         # The weights nearest to the random ones that answer like the original on these four.
-        rows = x.flatten(1)
-        weight, bias = small[1].weight, small[1].bias
-        bias.copy_(original[1].bias)
-        weight += (torch.linalg.pinv(rows) @ (original(x) - small(x))).T
+        other.bias.copy_(head.bias)
+        other.weight += (torch.linalg.pinv(x.flatten(1)) @ (original(x) - small(x))).T
     torch.testing.assert_close(small(x), original(x), rtol=1e-3, atol=1e-4)
     facts = refine_(
         small,

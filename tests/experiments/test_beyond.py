@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import tensigma.experiments.beyond as beyond
 from tensigma.errors import InputError
 from tensigma.experiments import Config, load_config, markdown, reproduce, section_of
 from tensigma.experiments.beyond import Beyond, _Moved
@@ -67,6 +68,29 @@ def test_every_ingredient_runs_and_reaches_its_rate(tmp_path: Path) -> None:
     text = markdown(section_of(found))
     assert "| rate 2 | rate 3 |" in text
     assert text.count("| – |") == 2
+
+
+@pytest.mark.slow
+def test_what_is_trained_further_is_compressed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    compress = beyond.compress
+
+    def counted(*args: Any, **options: Any) -> Any:
+        made.append(options["sequential"])
+        return compress(*args, **options)
+
+    monkeypatch.setattr(beyond, "compress", counted)
+    plain = {"name": "plain", **BUDGET, "rates": {"net": [2.0]}}
+    refined = {**plain, "name": "refined", "refine": {"net": 100}}
+    found = []
+    for out, variants in (("one", [plain]), ("two", [plain, refined]), ("three", [{**plain, "sequential": True}])):
+        config = digits(variants)
+        found += reproduce([config], data=None, out=tmp_path / out, cache=tmp_path / "cache")
+        assert len(made) == (2 if out == "three" else 1)
+    first, second = (each.cells["a net | plain | 2"] for each in found[:2])
+    timeless = [{key: value for key, value in each.items() if key != "took"} for each in (first, second)]
+    assert timeless[0] == timeless[1]
+    assert found[1].cells["a net | refined | 2"]["params"] == first["params"]
 
 
 def test_what_is_stored_depends_on_settings_and_not_on_names() -> None:

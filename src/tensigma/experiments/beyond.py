@@ -32,7 +32,6 @@ which is to their advantage.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -54,12 +53,14 @@ from tensigma.experiments.workshop import BATCH, Workshop
 from tensigma.report import Panel, Table
 from tensigma.running import alike
 
+#: Settings of a cell that say what follows the closed form, or how the result is judged.
+_AFTERWARDS = ("passes", "batch", "reestimate_bn", "evaluation", "runtime")
+
 
 class Beyond:
     """Rows are variants, columns are rates; with a runtime, columns are figures of one compressed model."""
 
     def __init__(self) -> None:
-        self._last: tuple[Any, tuple[nn.Module, Report]] | None = None
         self._planners: dict[str, Planner] = {}
 
     def check(self, config: Config) -> None:
@@ -101,7 +102,7 @@ class Beyond:
         stats = workshop.stats(study.model, about, config.sources, study.source, seed=seed, fisher=None)
         data = workshop.data(study.source, config.sources[study.source], seed=seed)
         target = Target(rate=cell.settings["rate"], measure=cell.settings.get("measure", "params"))
-        small, report = self._closed_form(variant, model, stats, target, data, workshop)
+        small, report = self._closed_form(variant, cell, model, stats, target, data, workshop)
         passes, facts = cell.settings["passes"], {}
         if passes is not None:
             passes = passes if workshop.limit is None else 2 * workshop.limit
@@ -132,19 +133,25 @@ class Beyond:
         }
 
     def _closed_form(
-        self, variant: Variant, model: nn.Module, stats: Calibration, target: Target, data: Any, workshop: Workshop
+        self,
+        variant: Variant,
+        cell: Cell,
+        model: nn.Module,
+        stats: Calibration,
+        target: Target,
+        data: Any,
+        workshop: Workshop,
     ) -> tuple[nn.Module, Report]:
-        """A copy of the model before anything is trained or re-estimated, which variants in a row may share."""
-        settings = variant.settings | {"reestimate_bn": None}
-        key = (id(model), target, settings)
-        if self._last is None or self._last[0] != key:
+        """The model before anything is trained or re-estimated, which variants share."""
+
+        def make() -> tuple[nn.Module, Report]:
             made = self._planner(variant, model, stats, data, workshop).plan(target)
             sequential: Any = "auto" if variant.sequential else False
             cache, report = workshop.solutions, workshop.report
-            done = compress(model, made, stats, data=data, sequential=sequential, cache=cache, progress=report)
-            self._last = key, done
-        small, found = self._last[1]
-        return copy.deepcopy(small), found
+            return compress(model, made, stats, data=data, sequential=sequential, cache=cache, progress=report)
+
+        facts = {key: value for key, value in cell.settings.items() if key not in _AFTERWARDS}
+        return workshop.compressed(facts, model, make)
 
     def _planner(
         self, variant: Variant, model: nn.Module, stats: Calibration, data: Any, workshop: Workshop

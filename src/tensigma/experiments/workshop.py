@@ -20,6 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tensigma.calibration import Calibration, calibrate
+from tensigma.compression import Report
+from tensigma.deployment import load, save
 from tensigma.errors import InputError
 from tensigma.experiments.hits import pack_hits
 from tensigma.experiments.settings import ModelSettings
@@ -169,6 +171,21 @@ class Workshop:
                 save_file({key: value.cpu().contiguous() for key, value in made.state_dict().items()}, partial)
         model.load_state_dict(load_file(file))
         return json.loads(notes.read_text(encoding="utf-8"))
+
+    def compressed(
+        self, facts: Any, model: nn.Module, make: Callable[[], tuple[nn.Module, Report]]
+    ) -> tuple[nn.Module, Report]:
+        """The compressed copy of ``model`` that ``make`` makes, and its report."""
+        folder = self.cache / "compressed" / self._key([facts, state_hash(model)])
+        notes = folder.with_suffix(".json")
+        if not folder.is_dir() or not notes.is_file():
+            small, report = make()
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(notes) as partial:
+                partial.write_text(json.dumps(report.to_json()), encoding="utf-8")
+            # Another process may have written the same in the meantime.
+            save(small, folder, force=True)
+        return load(folder, model), Report.from_json(json.loads(notes.read_text(encoding="utf-8")))
 
     def batches(self, source: str, spec: str) -> Iterator[Any] | list[Any]:
         """The images of an evaluation, kept in memory where they are few."""
