@@ -54,8 +54,8 @@ _PROBE, _PROBE_SHARE = 1_000, 1 / 8
 # steps average noise out, few do not. 40 steps for a ResNet-20 at a rate of 3.5, agreement on other images, 96.1
 # before: 95.6 at 3e-4, 96.1 at 1e-4, 96.2 at 3e-5.
 _RATE, _STEPS = 3e-4, 300
-# Batches as they come would leave fewer steps than that of short refinements: they are split, into no fewer samples
-# than this, below which steps are mostly noise and a sample costs more.
+# Where batches as they come would leave fewer steps than that, they are split, but not into fewer samples than this: a
+# step costs time of its own.
 _LEAST_BATCH = 16
 # As every weight moves by as much, what a row of weights computes moves by as much as its length, for inputs behind a
 # ReLU are all positive. Rows up to this long take the full rate.
