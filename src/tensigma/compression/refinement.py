@@ -130,9 +130,9 @@ class Refine:
     def settled(self, batch: int) -> Refine:
         """With a batch and a learning rate for batches of so many samples, where it has none.
 
-        >>> settled = [Refine(passes=passes).settled(50) for passes in (2_550, 7_500, 50_000)]
-        >>> [(each.batch, each.learning_rate) for each in settled]
-        [(17, 0.00015), (25, 0.0003), (50, 0.0003)]
+        >>> settled = map(Refine.settled, map(Refine.of, (2_550, 7_500, 50_000)), (50, 50, 50))
+        >>> tuple((each.batch, each.learning_rate) for each in settled)
+        ((17, 0.00015), (25, 0.0003), (50, 0.0003))
         """
         if self.batch is None:
             pieces = max(1, batch // max(_LEAST_BATCH, self.passes // _STEPS))

@@ -207,8 +207,8 @@ class Geometry:
         """Whether one sample at the input of the layer can have this shape.
 
         >>> geometry = Geometry.of(nn.Conv2d(3, 8, 3))
-        >>> [geometry.takes(shape) for shape in ((3, 9, 9), (3, 9), (4, 9, 9), (3, 9, 2))]
-        [True, False, False, False]
+        >>> tuple(map(geometry.takes, ((3, 9, 9), (3, 9), (4, 9, 9), (3, 9, 2))))
+        (True, False, False, False)
         """
         if self.kind == "linear":
             # Of leading axes any may be empty, such as the boxes that a detector did not find.

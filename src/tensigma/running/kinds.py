@@ -204,7 +204,9 @@ class Boxes(Kind):
     Args:
         iou: Least intersection over union of a box with the one it finds, or several.
         score: The least score at which a detection of the original counts.
-        boxes, scores, labels: The keys; without labels all boxes are of one class. Boxes are x₁ y₁ x₂ y₂.
+        boxes: The key of boxes, x₁ y₁ x₂ y₂.
+        scores: The key of their scores.
+        labels: The key of their classes; without it all boxes are of one class.
 
     >>> Boxes(iou=0.75).thresholds
     (0.75,)

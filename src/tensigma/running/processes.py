@@ -29,8 +29,8 @@ def rank_and_size() -> tuple[int, int]:
 class shard:
     """Every n-th batch, for the process that iterates; the same loader must be built in the same order by all.
 
-    >>> [int(batch) for batch in shard(list(torch.arange(5)), rank=1, size=2)]
-    [1, 3]
+    >>> tuple(int(batch) for batch in shard(list(torch.arange(5)), rank=1, size=2))
+    (1, 3)
     """
 
     def __init__(self, batches: Any, *, rank: int | None = None, size: int | None = None) -> None:

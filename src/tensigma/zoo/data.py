@@ -64,7 +64,8 @@ def load_data(
     | ``unreadable=skip`` | leave out images that cannot be read, with a warning, instead of stopping |
 
     >>> data = load_data("digits:?classes=3,7&samples=100", batch_size=40)
-    >>> data.n_samples, data.n_classes, len(data), [tuple(images.shape) for images, _ in data][-1]
+    >>> *_, (images, _) = data
+    >>> data.n_samples, data.n_classes, len(data), tuple(images.shape)
     (100, 10, 3, (20, 1, 8, 8))
     """
     texts = [spec] if isinstance(spec, str) else list(spec)
