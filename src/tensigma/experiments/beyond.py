@@ -102,7 +102,10 @@ class Beyond:
         stats = workshop.stats(study.model, about, config.sources, study.source, seed=seed, fisher=None)
         data = workshop.data(study.source, config.sources[study.source], seed=seed)
         target = Target(rate=cell.settings["rate"], measure=cell.settings.get("measure", "params"))
-        small, report = self._closed_form(variant, cell, model, stats, target, data, workshop)
+        made_from = {key: value for key, value in cell.settings.items() if key not in _AFTERWARDS}
+        # With the data that the command line may have put in place of that of the config.
+        made_from["data"] = workshop.facts_of(study.source, config.sources[study.source])
+        small, report = self._closed_form(variant, made_from, model, stats, target, data, workshop)
         passes, facts = cell.settings["passes"], {}
         if passes is not None:
             passes = passes if workshop.limit is None else 2 * workshop.limit
@@ -135,7 +138,7 @@ class Beyond:
     def _closed_form(
         self,
         variant: Variant,
-        cell: Cell,
+        made_from: Mapping[str, Any],
         model: nn.Module,
         stats: Calibration,
         target: Target,
@@ -150,8 +153,7 @@ class Beyond:
             cache, report = workshop.solutions, workshop.report
             return compress(model, made, stats, data=data, sequential=sequential, cache=cache, progress=report)
 
-        facts = {key: value for key, value in cell.settings.items() if key not in _AFTERWARDS}
-        return workshop.compressed(facts, model, make)
+        return workshop.compressed(made_from, model, make)
 
     def _planner(
         self, variant: Variant, model: nn.Module, stats: Calibration, data: Any, workshop: Workshop
